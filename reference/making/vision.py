@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from safetensors.numpy import load_file
 from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3TextConfig
 
-from . import bpe, models
+from . import bpe, models, vision_qwen
 from .families import fixture, gemma
 from .families.fixture import Fixture
 
@@ -182,8 +182,9 @@ def expected(folder: pathlib.Path, made: Fixture) -> None:
         rows.append(logits.to(torch.float32).numpy().astype("<f4"))
         cases.append({"parts": parts})
     np.concatenate(rows).tofile(folder / "logits.f32")
-    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size, "images": IMAGES,
-             "image_tokens": IMAGE_TOKENS, "cases": cases}
+    side = SIDE // PATCH // KERNEL
+    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size,
+             "images": [{"size": [SIDE, SIDE], "grid": [side, side]}] * IMAGES, "cases": cases}
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
 
 
@@ -250,3 +251,4 @@ def make(out: pathlib.Path) -> None:
     made = gemma3()
     make_one(out / "vision" / made.name, made)
     preprocessing(out / "images")
+    vision_qwen.make(out)

@@ -218,6 +218,18 @@ impl Eyes {
     }
 }
 
+/// The images whose tokens are among `tokens`, all of which are computed, so that their rows are of no use any more: what comes
+/// behind them still depends on their rows and columns.
+pub(crate) fn computed(tokens: &[u32]) -> Vec<Shown> {
+    let pictures = lacuna_images::pictures_in(tokens);
+    let shown = pictures.map(|(positions, [rows, columns])| Shown {
+        positions,
+        grid: Grid { rows, columns },
+        rows: Arc::from([]),
+    });
+    shown.collect()
+}
+
 /// Bytes of the arena of a pass within `limits`; more than there can be where no memory has as many.
 fn arena_bytes(encoder: &ImageEncoder, limits: BatchLimits) -> usize {
     let arena = encoder.arena(limits);
@@ -230,7 +242,7 @@ pub(crate) fn memory_for(encoder: &ImageEncoder) -> u64 {
     /// Pixels of a photograph as most phones take them.
     const PHOTOGRAPH: u64 = 12_000_000;
     let shape = encoder.shape();
-    let rows = shape.most_tokens() * shape.rows.width * size_of::<f32>();
+    let rows = shape.most_tokens() * shape.rows.row_width() * size_of::<f32>();
     let kept = rows.saturating_mul(Eyes::KEPT) as u64;
     kept + (arena_bytes(encoder, shape.most()) as u64).max(PHOTOGRAPH * 16 + (32 << 20))
 }

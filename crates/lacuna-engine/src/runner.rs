@@ -140,7 +140,7 @@ impl ModelRunner for Engine {
     fn image_width(&self) -> Option<usize> {
         self.model()
             .images()
-            .map(|encoder| encoder.shape().rows.width)
+            .map(|encoder| encoder.shape().rows.row_width())
     }
 
     fn keeps_images_whole(&self) -> bool {

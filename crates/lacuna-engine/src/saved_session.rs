@@ -6,6 +6,7 @@ use lacuna_kv::saved::{self, Saved, SavedError};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::images;
 use crate::sampler::Sampling;
 use crate::session::Session;
 
@@ -53,6 +54,9 @@ impl Engine {
         let mut session = self.session(sampling)?;
         session.sequence = saved.restore(self.kv_cache(), self.context_tokens(), &fingerprint)?;
         session.tokens.extend_from_slice(&saved.tokens);
+        if self.model().spec().images.is_some() {
+            session.images = images::computed(&saved.tokens);
+        }
         Ok(session)
     }
 }

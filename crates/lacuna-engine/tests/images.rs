@@ -8,30 +8,82 @@ use std::sync::Arc;
 
 use lacuna_engine::{
     Engine, EngineConfig, Event, Eyes, FinishReason, Generation, ImageError, Limits, Refusal,
-    Request, RequestMemory, Sampling, Service, ServiceConfig, Stream,
+    Request, RequestMemory, Sampling, Service, ServiceConfig, Session, Stream,
 };
 use lacuna_files::ModelFiles;
 use lacuna_kernels::CpuConfig;
+use lacuna_kv::saved::Saved;
 use lacuna_models::{Model, Shown, with_images};
 use lacuna_pages::ByteLength;
 
-/// `<start_of_image>` and `<end_of_image>` of the fixture.
-const MARKS: [u32; 2] = [4, 5];
-/// Tokens of an image.
-const TOKENS: usize = 4;
-
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../reference/vision/gemma3")
+/// A tiny model that sees.
+#[derive(Debug, Clone, Copy)]
+struct Fixture {
+    name: &'static str,
+    /// What its template writes for an image.
+    marks: &'static [u32],
+    /// Tokens of the largest image.
+    tokens: usize,
+    /// The least step that a prompt with it can be computed by.
+    step: usize,
 }
 
-fn model(name: &str) -> Arc<Model> {
-    let files = ModelFiles::open(&folder().join(name)).expect("the fixture opens");
-    let model = Model::load(files).expect("the fixture loads");
-    Arc::new(with_images(model, None).expect("its own eyes"))
-}
+/// With images of one size, which are computed whole: between `<start_of_image>` and `<end_of_image>`.
+const GEMMA: Fixture = Fixture {
+    name: "gemma3",
+    marks: &[4, 5],
+    tokens: 4,
+    step: 4,
+};
 
-fn image(index: usize) -> Vec<u8> {
-    fs::read(folder().join(format!("image-{index}.png"))).expect("a committed fixture")
+/// With images of their own shapes and positions of several numbers: between `<|vision_start|>` and `<|vision_end|>`.
+const QWEN: Fixture = Fixture {
+    name: "qwen3-vl",
+    marks: &[3, 5, 4],
+    tokens: 16,
+    step: 1,
+};
+
+const BOTH: [Fixture; 2] = [GEMMA, QWEN];
+
+impl Fixture {
+    fn folder(self) -> PathBuf {
+        let vision = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../reference/vision");
+        vision.join(self.name)
+    }
+
+    fn model(self, name: &str) -> Arc<Model> {
+        let files = ModelFiles::open(&self.folder().join(name)).expect("the fixture opens");
+        let model = Model::load(files).expect("the fixture loads");
+        Arc::new(with_images(model, None).expect("its own eyes"))
+    }
+
+    fn image(self, index: usize) -> Vec<u8> {
+        let file = self.folder().join(format!("image-{index}.png"));
+        fs::read(file).expect("a committed fixture")
+    }
+
+    /// A prompt of text around images.
+    fn prompt(self, eyes: &Eyes, text: &[u32], images: &[usize]) -> Request {
+        let mut tokens = text.to_vec();
+        for index in 0..images.len() {
+            tokens.extend(self.marks);
+            tokens.extend([20 + index as u32, 30]);
+        }
+        let files: Vec<Vec<u8>> = images.iter().map(|index| self.image(*index)).collect();
+        let shown = eyes
+            .show(&mut tokens, &files)
+            .expect("images in their places");
+        Request {
+            images: shown,
+            sampling: Sampling::greedy(),
+            limits: Limits {
+                max_tokens: Some(6),
+                ..Limits::default()
+            },
+            ..Request::new(tokens)
+        }
+    }
 }
 
 fn config() -> ServiceConfig {
@@ -40,28 +92,6 @@ fn config() -> ServiceConfig {
     config.max_batched_tokens = 16;
     config.mixed_tokens = 2;
     config
-}
-
-/// A prompt of text around images.
-fn prompt(eyes: &Eyes, text: &[u32], images: &[usize]) -> Request {
-    let mut tokens = text.to_vec();
-    for index in 0..images.len() {
-        tokens.extend(MARKS);
-        tokens.extend([20 + index as u32, 30]);
-    }
-    let files: Vec<Vec<u8>> = images.iter().map(|index| image(*index)).collect();
-    let shown = eyes
-        .show(&mut tokens, &files)
-        .expect("images in their places");
-    Request {
-        images: shown,
-        sampling: Sampling::greedy(),
-        limits: Limits {
-            max_tokens: Some(6),
-            ..Limits::default()
-        },
-        ..Request::new(tokens)
-    }
 }
 
 /// The tokens of an answer, and how many of the prompt were found computed.
@@ -81,7 +111,11 @@ fn answer(mut stream: Stream) -> (Vec<u32>, usize) {
 
 #[test]
 fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_alone() {
-    let model = model("hf");
+    BOTH.into_iter().for_each(shown_by_many_at_once);
+}
+
+fn shown_by_many_at_once(fixture: Fixture) {
+    let model = fixture.model("hf");
     let eyes = Eyes::new(
         Arc::clone(&model),
         CpuConfig {
@@ -95,7 +129,9 @@ fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_
         .iter()
         .map(|text| {
             let service = Service::start(Arc::clone(&model), config()).expect("a service");
-            let stream = service.handle().submit(prompt(&eyes, text, &[1, 0]));
+            let stream = service
+                .handle()
+                .submit(fixture.prompt(&eyes, text, &[1, 0]));
             answer(stream.expect("taken")).0
         })
         .collect();
@@ -105,7 +141,7 @@ fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_
     let streams: Vec<Stream> = std::thread::scope(|scope| {
         let asked = texts.iter().map(|text| {
             let (fresh, handle) = (&fresh, service.handle());
-            scope.spawn(move || handle.submit(prompt(fresh, text, &[1, 0])))
+            scope.spawn(move || handle.submit(fixture.prompt(fresh, text, &[1, 0])))
         });
         let asked: Vec<_> = asked.collect();
         let asked = asked.into_iter().map(|it| it.join().expect("no panic"));
@@ -118,13 +154,21 @@ fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_
 
 #[test]
 fn computed_images_are_found_again_by_their_pixels() {
-    let service = Service::start(model("hf"), config()).expect("a service");
+    BOTH.into_iter().for_each(found_again);
+}
+
+fn found_again(fixture: Fixture) {
+    let service = Service::start(fixture.model("hf"), config()).expect("a service");
     let handle = service.handle();
     let eyes = Eyes::new(handle.model().clone(), CpuConfig::default(), None);
     let ask = |images: &[usize]| {
         // Longer than a group of pages before and behind.
         let text: Vec<u32> = (0..70).map(|index| 9 + index % 50).collect();
-        answer(handle.submit(prompt(&eyes, &text, images)).expect("taken"))
+        answer(
+            handle
+                .submit(fixture.prompt(&eyes, &text, images))
+                .expect("taken"),
+        )
     };
     let (first, none) = ask(&[0, 1, 2]);
     assert_eq!(none, 0);
@@ -132,43 +176,95 @@ fn computed_images_are_found_again_by_their_pixels() {
     assert_eq!(again, first);
     let (_, other) = ask(&[1, 1, 2]);
     assert!(found >= other, "{found} of the same, {other} of another");
-    assert!(other <= 70 + 1, "no token of another picture: {other}");
+    let before = 70 + fixture.marks.len() - 1;
+    assert!(other <= before, "no token of another picture: {other}");
     assert_eq!(eyes.encoded(), 3);
 }
 
 #[test]
 fn a_session_sees_what_a_service_does_from_both_kinds_of_files() {
-    let service = Service::start(model("hf"), config()).expect("a service");
+    BOTH.into_iter().for_each(session_and_service);
+}
+
+fn session_and_service(fixture: Fixture) {
+    let service = Service::start(fixture.model("hf"), config()).expect("a service");
     let eyes = Eyes::new(service.handle().model().clone(), CpuConfig::default(), None);
-    let request = prompt(&eyes, &[9, 11, 12], &[2, 0, 1]);
+    let request = fixture.prompt(&eyes, &[9, 11, 12], &[2, 0, 1]);
+    let longest = request.images.iter().map(|image| image.positions.len());
+    assert_eq!(longest.max(), Some(fixture.tokens));
     let (tokens, images) = (request.prompt.clone(), request.images.clone());
     let (wanted, _) = answer(service.handle().submit(request).expect("taken"));
     for file in ["hf", "model.gguf"] {
-        for batch_tokens in [TOKENS, 64] {
-            let config = EngineConfig {
-                batch_tokens,
-                threads: Some(NonZeroUsize::MIN),
-                ..EngineConfig::default()
-            };
-            let mut engine = Engine::new(model(file), &config).expect("an engine");
+        for batch_tokens in [fixture.step, 5, 64] {
+            let mut engine = engine(fixture, file, batch_tokens);
             let mut session = engine.session(Sampling::greedy()).expect("a session");
             session.show(images.clone());
             session.rewrite(&tokens).expect("nothing to give back");
-            let limits = Limits {
-                max_tokens: Some(6),
-                ..Limits::default()
-            };
-            let mut generation = Generation::new(&mut engine, &mut session, limits);
-            let generation = generation.as_mut().expect("it fits");
-            while generation.next_piece().expect("a step").is_some() {}
-            assert_eq!(generation.tokens(), wanted, "{file}, {batch_tokens}");
+            let found = generated(&mut engine, &mut session);
+            assert_eq!(found, wanted, "{fixture:?}, {file}, {batch_tokens}");
         }
+    }
+}
+
+fn engine(fixture: Fixture, file: &str, batch_tokens: usize) -> Engine {
+    let config = EngineConfig {
+        batch_tokens,
+        threads: Some(NonZeroUsize::MIN),
+        ..EngineConfig::default()
+    };
+    Engine::new(fixture.model(file), &config).expect("an engine")
+}
+
+/// The tokens of an answer in a session.
+fn generated(engine: &mut Engine, session: &mut Session) -> Vec<u32> {
+    let limits = Limits {
+        max_tokens: Some(6),
+        ..Limits::default()
+    };
+    let mut generation = Generation::new(engine, session, limits);
+    let generation = generation.as_mut().expect("it fits");
+    while generation.next_piece().expect("a step").is_some() {}
+    generation.tokens().to_vec()
+}
+
+/// What comes behind an image depends on how many rows and columns it had, though nobody shows it again.
+#[test]
+fn forks_and_saved_sessions_go_on_behind_images_as_the_session_would() {
+    for fixture in BOTH {
+        let mut engine = engine(fixture, "hf", 64);
+        let eyes = Eyes::new(fixture.model("hf"), CpuConfig::default(), None);
+        let request = fixture.prompt(&eyes, &[9, 11, 12], &[1, 0]);
+        let mut session = engine.session(Sampling::greedy()).expect("a session");
+        session.show(request.images.clone());
+        session
+            .rewrite(&request.prompt)
+            .expect("nothing to give back");
+        generated(&mut engine, &mut session);
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("session");
+        let saved = engine.save_session(&mut session, "", &path);
+        saved.expect("it is written");
+        let sampler = session.sampler().clone();
+        let mut fork = session.fork(sampler).expect("memory");
+        let mut saved = Saved::open(&path).expect("it was written");
+        let restored = engine.restore_session(&mut saved, Sampling::greedy(), &path);
+        let mut restored = restored.expect("of the same model");
+        let answers = [&mut session, &mut fork, &mut restored].map(|session| {
+            session.extend(&[13, 14, 15]);
+            generated(&mut engine, session)
+        });
+        assert_eq!(answers[1], answers[0], "{fixture:?}, forked");
+        assert_eq!(answers[2], answers[0], "{fixture:?}, restored");
     }
 }
 
 #[test]
 fn what_cannot_be_seen_is_refused_and_holds_nothing() {
-    let model = model("hf");
+    BOTH.into_iter().for_each(refused);
+}
+
+fn refused(fixture: Fixture) {
+    let model = fixture.model("hf");
     let service = Service::start(Arc::clone(&model), config()).expect("a service");
     let memory = RequestMemory::new(ByteLength::mebibytes(4));
     let eyes = Eyes::new(
@@ -177,27 +273,27 @@ fn what_cannot_be_seen_is_refused_and_holds_nothing() {
         Some(memory.clone()),
     );
     let show = |tokens: &[u32], files: &[Vec<u8>]| eyes.show(&mut tokens.to_vec(), files);
-    let marks = [9, MARKS[0], MARKS[1], 9];
+    let marks = [&[9], fixture.marks, &[9]].concat();
     assert!(matches!(show(&marks, &[]), Err(ImageError::Prompt(_))));
     assert!(matches!(
-        show(&[9, 9], &[image(0)]),
+        show(&[9, 9], &[fixture.image(0)]),
         Err(ImageError::Prompt(_))
     ));
-    let broken = image(0)[..200].to_vec();
+    let broken = fixture.image(0)[..200].to_vec();
     assert!(matches!(show(&marks, &[broken]), Err(ImageError::File(_))));
-    let many = vec![image(0); Eyes::MOST_IMAGES + 1];
+    let many = vec![fixture.image(0); Eyes::MOST_IMAGES + 1];
     assert!(matches!(
         show(&marks, &many),
         Err(ImageError::TooMany { .. })
     ));
     let small = RequestMemory::new(ByteLength::new(64 << 10));
     let poor = Eyes::new(Arc::clone(&model), CpuConfig::default(), Some(small));
-    let refused = poor.show(&mut marks.to_vec(), &[image(0)]);
+    let refused = poor.show(&mut marks.clone(), &[fixture.image(0)]);
     assert!(matches!(refused, Err(ImageError::Memory(_))));
     assert_eq!(memory.status().held, ByteLength::new(0));
     assert_eq!(eyes.encoded(), 0);
 
-    let good = prompt(&eyes, &[9, 10], &[0]);
+    let good = fixture.prompt(&eyes, &[9, 10], &[0]);
     let submit = |change: &dyn Fn(&mut Request)| {
         let mut request = Request {
             images: good.images.clone(),
@@ -222,4 +318,46 @@ fn what_cannot_be_seen_is_refused_and_holds_nothing() {
     }
     let unseen = submit(&|request| request.images = Vec::<Shown>::new());
     assert!(matches!(unseen, Some(Refusal::TokenOutOfRange { .. })));
+}
+
+/// `image` with a header that says that it has so many pixels.
+fn claiming(mut image: Vec<u8>, size: [u32; 2]) -> Vec<u8> {
+    for (at, side) in [(16, size[0]), (20, size[1])] {
+        image[at..at + 4].copy_from_slice(&side.to_be_bytes());
+    }
+    let header = image[12..29].iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0xedb8_8320 * (crc & 1))
+        })
+    });
+    image[29..33].copy_from_slice(&(!header).to_be_bytes());
+    image
+}
+
+#[test]
+fn images_of_shapes_that_nobody_has_are_refused_by_their_headers() {
+    let memory = RequestMemory::new(ByteLength::mebibytes(64));
+    let eyes = Eyes::new(QWEN.model("hf"), CpuConfig::default(), Some(memory.clone()));
+    let show = |size| {
+        let file = claiming(QWEN.image(0), size);
+        eyes.show(&mut QWEN.marks.to_vec(), &[file])
+    };
+    let long = show([1, 20_000]).expect_err("longer than any");
+    assert!(matches!(long, ImageError::Shape(_)), "{long}");
+    assert!(long.to_string().contains("1 x 20000"), "{long}");
+    assert!(matches!(show([7000, 30]), Err(ImageError::Shape(_))));
+    // As long as it may be, but there are not as many pixels: it ends too early.
+    assert!(matches!(show([20, 4000]), Err(ImageError::File(_))));
+    let vast = show([7000, 7000]).expect_err("more than there is memory for");
+    assert!(matches!(vast, ImageError::Memory(_)), "{vast}");
+    assert!(matches!(show([60_000, 60_000]), Err(ImageError::File(_))));
+    assert_eq!(memory.status().held, ByteLength::new(0));
+    // None is larger than what a pass was planned for.
+    let model = QWEN.model("hf");
+    let shape = *model.images().expect("it sees").shape();
+    for size in [[4032, 3024], [200, 1], [1, 200], [50_000, 1000]] {
+        let fitted = shape.fit(size).expect("of a shape that is taken");
+        let grid = shape.grid(fitted);
+        assert!(grid.count() <= shape.most().tokens, "{size:?}: {grid:?}");
+    }
 }

@@ -86,6 +86,12 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
             what: "weights that are read for each pass",
         });
     }
+    if model.images().is_some() {
+        return Err(ExecutorError::Setting {
+            device: device.to_owned(),
+            what: "images",
+        });
+    }
     let program = model.program();
     for step in program.steps() {
         for op in program.ops(step) {
@@ -145,6 +151,9 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::SoftCap { .. }
         | Op::Choose { .. }
         | Op::CheckFinite { .. }
+        // Without an encoder there are no images, and nothing is to be done.
+        | Op::PlaceImages { .. }
+        | Op::AddImages { .. }
         | Op::Return { .. } => None,
         Op::Norm { norm, .. } => match norm.kind {
             NormKind::Rms => None,

@@ -95,6 +95,7 @@ impl VulkanExecutor {
         if rows > window {
             return too_long("eight rows of a matrix", rows);
         }
+        let axes = model.spec().position_axes();
         Ok(Self {
             arena: queue.memory(ByteLength::new(arena_bytes))?,
             model,
@@ -108,7 +109,7 @@ impl VulkanExecutor {
             staging_bytes: 4 * (input + logits) as u64,
             input: Vec::with_capacity(input),
             given: Vec::new(),
-            positions: Vec::with_capacity(limits.tokens),
+            positions: Vec::with_capacity(limits.tokens * axes),
             tokens: Vec::with_capacity(limits.tokens),
             logits: vec![0.0; logits],
         })
@@ -137,10 +138,7 @@ impl VulkanExecutor {
                 Op::Positions { first, .. } => {
                     self.positions.clear();
                     for segment in segments {
-                        let start = segment.sequence.len() + first;
-                        let positions = (start..start + segment.tokens.len())
-                            .map(|position| u32::try_from(position).unwrap_or(u32::MAX));
-                        self.positions.extend(positions);
+                        model.positions(segment, first, &mut self.positions);
                     }
                 }
                 Op::Rotations {
@@ -150,7 +148,7 @@ impl VulkanExecutor {
                     ..
                 } => {
                     let context = self.plan.limits().context_tokens;
-                    let rows = add(&mut self.input, self.positions.len() * width);
+                    let rows = add(&mut self.input, self.tokens.len() * width);
                     model.rotations(cpu, (rope, context), &self.positions, rows);
                     let elements = rows.len();
                     self.note(output, elements);
@@ -197,6 +195,9 @@ impl VulkanExecutor {
 impl Executor for VulkanExecutor {
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
         let size = self.model.check_segments(segments, self.plan.limits())?;
+        if segments.iter().any(|segment| !segment.images.is_empty()) {
+            return Err(ForwardError::NoImages);
+        }
         self.give(cpu, segments);
         let computed = self.run(size, segments);
         // First, because whatever a lost file's zeros led to is no news.

@@ -100,7 +100,15 @@ pub(crate) fn actions(model: &Model, plan: &ArenaPlan) -> Vec<Action> {
     let program = model.program();
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
     // Nothing is to be done for these.
-    let nothing = |op: &&Op| matches!(op, Op::Positions { .. } | Op::CheckFinite { .. });
+    let nothing = |op: &&Op| {
+        matches!(
+            op,
+            Op::Positions { .. }
+                | Op::CheckFinite { .. }
+                | Op::PlaceImages { .. }
+                | Op::AddImages { .. }
+        )
+    };
     let fusing = Fusing {
         ops: ops.filter(|op| !nothing(op)).collect(),
         model,

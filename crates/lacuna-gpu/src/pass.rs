@@ -120,7 +120,10 @@ impl<'a> Pass<'a> {
         match *op {
             // The host has made them.
             Op::Embed { .. } | Op::Rotations { .. } => return self.take_given(),
-            Op::Positions { .. } | Op::CheckFinite { .. } => return Ok(()),
+            Op::Positions { .. }
+            | Op::CheckFinite { .. }
+            | Op::PlaceImages { .. }
+            | Op::AddImages { .. } => return Ok(()),
             Op::Norm {
                 norm,
                 weight,

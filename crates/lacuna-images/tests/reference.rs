@@ -84,6 +84,39 @@ fn preprocessing_is_the_references_to_one_in_255() {
     assert!(of_file.next().is_none());
 }
 
+/// The same of images that keep their shapes.
+#[derive(Deserialize)]
+struct OwnSize {
+    sizes: BTreeMap<String, [usize; 2]>,
+}
+
+#[test]
+fn preprocessing_to_other_sizes_is_the_references_to_one_in_255() {
+    let expected: Expected = serde_json::from_slice(&file("expected.json")).expect("valid JSON");
+    let all: Vec<OwnSize> = serde_json::from_slice(&file("own-size.json")).expect("valid JSON");
+    let pixels = file("own-size.u8");
+    let mut rest = &pixels[..];
+    for (index, of_bounds) in all.iter().enumerate() {
+        for name in names() {
+            let size = of_bounds.sizes[&name];
+            let (wanted, tail) = rest.split_at(size[0] * size[1] * 3);
+            rest = tail;
+            let image = decoded(&file(&name)).expect(&name);
+            let found = Picture::of(&image, size, Filter::Cubic);
+            assert_eq!(found.size(), size);
+            let error = worst(found.pixels(), wanted);
+            println!("{name}, bounds {index}: {error}");
+            let most = if expected.files[&name].lossy {
+                LOSSY
+            } else {
+                1
+            };
+            assert!(error <= most, "{name}, bounds {index}: {error}");
+        }
+    }
+    assert!(rest.is_empty());
+}
+
 #[test]
 fn a_file_that_claims_more_than_is_allowed_is_refused_by_its_header() {
     let small = Limits {

@@ -125,10 +125,33 @@ fn a_frequency_of_zero_leaves_its_pair_as_it_is() {
     }
 }
 
-const ACTIVATIONS: [Activation; 8] = [
+#[test]
+fn pairs_turn_by_the_number_of_a_position_that_is_theirs() {
+    let frequencies = [1.0, 0.1, 0.01, 0.001];
+    let of_pair = [0, 1, 2, 0];
+    let positions: Vec<u32> = (0..70).flat_map(|at| [at, at / 7, 90 - at]).collect();
+    for level in levels() {
+        let cpu = cpu(level, 3);
+        let mut found = vec![f32::NAN; 70 * 8];
+        cpu.rope_table_of_axes(&mut found, (&positions, 3), &of_pair, &frequencies, 1.5);
+        for axis in 0..3 {
+            let one: Vec<u32> = positions.iter().skip(axis).step_by(3).copied().collect();
+            let mut wanted = vec![f32::NAN; 70 * 8];
+            cpu.rope_table(&mut wanted, &one, &frequencies, 1.5);
+            for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+                // Bit by bit where it is the number that turns the pair.
+                let is_of_pair = usize::from(of_pair[index % 4]) == axis;
+                assert!(!is_of_pair || found == wanted, "{level:?}, {axis}, {index}");
+            }
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 9] = [
     Activation::Silu,
     Activation::GeluTanh,
     Activation::GeluErf,
+    Activation::QuickGelu,
     Activation::Relu,
     Activation::ReluSquared,
     Activation::Sigmoid,
@@ -162,6 +185,7 @@ fn activated(activation: Activation, x: f64) -> f64 {
         }
         Activation::GeluErf if x < 0.0 => x * normal_above(-x),
         Activation::GeluErf => x - x * normal_above(x),
+        Activation::QuickGelu => x * sigmoid(1.702 * x),
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Sigmoid => sigmoid(x),

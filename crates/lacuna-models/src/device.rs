@@ -246,6 +246,15 @@ impl Model {
         linear.look_up_known(&linear.matrix(), cpu, out, tokens);
     }
 
+    /// Appends the positions of a segment's tokens to `positions`: so many numbers each as rotary embeddings turn by, from
+    /// `first` on where it is one.
+    pub fn positions(&self, segment: &Segment<'_>, first: usize, positions: &mut Vec<u32>) {
+        let axes = self.spec().position_axes();
+        let (start, tokens) = (positions.len(), segment.tokens.len());
+        positions.resize(start + tokens * axes, 0);
+        segment.positions(axes, first, &mut positions[start..]);
+    }
+
     /// Writes cosines, then sines, of a rotary embedding to `out` for each of `positions`, in contexts of
     /// `context_tokens`.
     ///
@@ -259,8 +268,8 @@ impl Model {
         out: &mut [f32],
     ) {
         let rotation = self.weights().rotation(rope);
-        let frequencies = rotation.inverse_frequencies(context_tokens);
-        cpu.rope_table(out, positions, frequencies, rotation.attention_factor);
+        let positions = (positions, self.spec().position_axes());
+        rotation.table(cpu, context_tokens, positions, out);
     }
 
     /// Whether `segments` can be computed in a pass of at most `limits`.

@@ -155,7 +155,7 @@ impl Model {
         let mut header = gguf::Writer::new();
         metadata::describe_config(&mut header, self);
         let file = gguf::File::parse(Mapping::from(header.to_bytes()))?;
-        if let Some(encoder) = families::images_of_gguf(file.metadata())? {
+        if let Some(encoder) = families::images_of_gguf(file.metadata(), &|_| None)? {
             return Ok(encoder);
         }
         let vocabulary = self.shape.vocabulary;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use lacuna_kernels::Cpu;
 
 use crate::error::{ConfigError, ForwardError, LoadError};
-use crate::executor::{self, Batch, Pass};
+use crate::executor::{self, Batch, ImageBatch, Pass};
 use crate::families::{self, Description};
 use crate::model::Model;
 use crate::plan::{ArenaPlan, PlanError, WeightPlan};
@@ -201,22 +201,19 @@ fn projector_beside(
 fn no_encoder(path: &Path) -> ConfigError {
     ConfigError::Unsupported {
         feature: format!("{}, which has no encoder of images", path.display()),
-        supported: "an mmproj file of Gemma 3 is",
+        supported: "an mmproj file of Gemma 3 or of one of Qwen's vision models is",
     }
 }
 
 /// Whether rows of the encoder `images` fit a decoder of `spec`, which takes rows of images.
 fn check_decoder(images: &ModelSpec, spec: &ModelSpec) -> Result<(), ConfigError> {
-    let width = ImageShape::of(images).map_or(0, |shape| shape.rows.width);
-    match spec.images {
-        Some(_) if width == spec.hidden => Ok(()),
-        Some(_) => Err(ConfigError::Projector {
-            width,
-            hidden: spec.hidden,
-        }),
+    let width = ImageShape::of(images).map_or(0, |shape| shape.rows.row_width());
+    match spec.image_row_width() {
+        Some(wanted) if width == wanted => Ok(()),
+        Some(hidden) => Err(ConfigError::Projector { width, hidden }),
         None => Err(ConfigError::Unsupported {
             feature: format!("images for a model of the family {}", spec.family),
-            supported: "Gemma 3 takes them",
+            supported: "Gemma 3 and Qwen's vision models take them",
         }),
     }
 }
@@ -385,7 +382,7 @@ impl ImageEncoder {
             weights: &self.weights,
             cpu,
             size,
-            batch: Batch::Image { pixels, grid },
+            batch: Batch::Image(ImageBatch::new(patches, (pixels, grid))),
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
@@ -397,7 +394,7 @@ impl ImageEncoder {
         self.files.check()?;
         computed?;
         let [output] = scratch.slots([self.program.output()]);
-        let elements = size.logit_rows * rows.width;
+        let elements = size.logit_rows * rows.row_width();
         Ok(&bytemuck::cast_slice(output)[..elements])
     }
 }

@@ -107,6 +107,36 @@ fn plan_says_what_images_take_before_they_are_sent() {
 }
 
 #[test]
+fn plan_says_what_images_of_all_shapes_take() {
+    let model = path("../qwen3-vl/hf");
+    let plan = |images: &[&str]| {
+        let images = images.iter().flat_map(|image| ["--image", image]);
+        let args = ["plan", &model, "--ctx", "64", "--json"];
+        let args: Vec<&str> = args.into_iter().chain(images).collect();
+        lacuna(&args)
+    };
+    let said = succeeds(&plan(&["64x16", "1000x1000", "8x8"]));
+    let said: Value = serde_json::from_str(&said).expect("one JSON object");
+    let images = said["images"]["images"].as_array().expect("three");
+    let of = |key: &str| -> Vec<u64> {
+        let numbers = images.iter().map(|image| image[key].as_u64());
+        numbers.map(|number| number.expect("a number")).collect()
+    };
+    assert_eq!(of("patches"), [64, 256, 4]);
+    assert_eq!(of("tokens"), [16, 64, 1]);
+    let arenas = of("arena_bytes");
+    assert!(arenas[2] < arenas[0] && arenas[0] < arenas[1], "{arenas:?}");
+    assert_eq!(said["images"]["arena_bytes"], arenas[1]);
+    let refused = plan(&["1x20000"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        reason.contains("1 x 20000") && reason.contains("crop"),
+        "{reason}"
+    );
+}
+
+#[test]
 fn hosts_of_images_are_for_models_that_see() {
     let encoder = path("../../encoders/bert/mean.gguf");
     for model in ["demo", &encoder] {

@@ -216,6 +216,35 @@ impl Cpu {
         });
     }
 
+    /// The same of positions of `axes` numbers each: pair `i` turns by the number `of_pair[i]` of them.
+    ///
+    /// # Panics
+    /// When sizes do not fit together, or there is no such number.
+    pub fn rope_table_of_axes(
+        &self,
+        out: &mut [f32],
+        (positions, axes): (&[u32], usize),
+        of_pair: &[u8],
+        inverse_frequencies: &[f32],
+        attention_scale: f32,
+    ) {
+        let width = 2 * inverse_frequencies.len();
+        assert!(
+            positions.len().is_multiple_of(axes) && out.len() == positions.len() / axes * width,
+            "a rope table is [positions, rotated]"
+        );
+        assert_eq!(
+            of_pair.len(),
+            inverse_frequencies.len(),
+            "a number for each pair"
+        );
+        self.rows(out, width, |first, out| {
+            let positions = (&positions[first * axes..], axes);
+            let frequencies = inverse_frequencies;
+            rope::rope_table_of_axes(out, positions, of_pair, frequencies, attention_scale);
+        });
+    }
+
     /// Spreads what heads have in few elements over many: multiplies `x` in place, block by block of `block` elements,
     /// with the symmetric orthonormal Hadamard matrix in the order of Sylvester. Twice gives `x` again, but for
     /// rounding, and dot products of what is transformed alike are those of before. What rows are to be stored in, and

@@ -16,6 +16,8 @@ pub enum Activation {
     GeluTanh,
     /// `x / 2 * (1 + erf(x / sqrt(2)))`: GELU itself (Hugging Face `gelu`), which encoders use.
     GeluErf,
+    /// `x * sigmoid(1.702 x)`: an older approximation of GELU (Hugging Face `quick_gelu`), which CLIP and Qwen 2 VL have.
+    QuickGelu,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)^2`.
@@ -48,6 +50,10 @@ macro_rules! with_function {
             }
             functions::Activation::GeluErf => {
                 let $function = functions::GeluErf;
+                $body
+            }
+            functions::Activation::QuickGelu => {
+                let $function = functions::QuickGelu;
                 $body
             }
             functions::Activation::Relu => {
@@ -92,6 +98,23 @@ impl Function for Silu {
         let x = s.max(s.splat(-88.0), x);
         let minus = s.mul(x, s.splat(-1.0));
         s.div(x, s.add(s.splat(1.0), exp(s, minus)))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct QuickGelu;
+
+impl Function for QuickGelu {
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, x: S::F) -> S::F {
+        // Limited, so that the exponential stays finite: the result is below 1e-36 there. NaN passes.
+        let x = s.max(s.splat(-51.0), x);
+        // The exponent as a sum of two, because the exponential makes an error in it one that is up to 88 times as large.
+        let [exponent, rest] = product(s, x, s.splat(-1.702));
+        // What f32 drops of the factor.
+        let rest = s.fused(x, s.splat(2.193_451e-8), rest);
+        let power = exp(s, exponent);
+        s.div(x, s.add(s.splat(1.0), s.fused(power, rest, power)))
     }
 }
 

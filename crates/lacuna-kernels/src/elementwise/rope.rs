@@ -76,3 +76,25 @@ pub(crate) fn rope_table(
         }
     }
 }
+
+/// The same of positions of so many numbers each, of which each pair turns by the one that `of_pair` says.
+pub(crate) fn rope_table_of_axes(
+    out: &mut [f32],
+    (positions, axes): (&[u32], usize),
+    of_pair: &[u8],
+    inverse_frequencies: &[f32],
+    attention_scale: f32,
+) {
+    let pairs = inverse_frequencies.len();
+    let rows = out.chunks_exact_mut(2 * pairs);
+    for (row, position) in rows.zip(positions.chunks_exact(axes)) {
+        let (cos, sin) = row.split_at_mut(pairs);
+        let turns = inverse_frequencies.iter().zip(of_pair);
+        for ((cos, sin), (frequency, axis)) in cos.iter_mut().zip(sin).zip(turns) {
+            // As above.
+            let angle = f64::from(position[usize::from(*axis)] as f32 * frequency);
+            *cos = angle.cos() as f32 * attention_scale;
+            *sin = angle.sin() as f32 * attention_scale;
+        }
+    }
+}

@@ -14,6 +14,7 @@ use crate::error::ForwardError;
 use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{Grid, ImageRows, ModelSpec, Patches};
 
+pub(crate) use image::ImageBatch;
 pub use pooling::normalize;
 pub(crate) use processor::Pass;
 pub use texts::Texts;
@@ -50,7 +51,8 @@ pub struct Shown {
     pub positions: Range<usize>,
     /// Rows and columns of them, row by row.
     pub grid: Grid,
-    /// `[positions, hidden]`; many sequences may show the same.
+    /// `[positions, row of the encoder]`; many sequences may show the same. Of an image all of whose tokens are computed
+    /// there may be none.
     pub rows: Arc<[f32]>,
 }
 
@@ -93,6 +95,40 @@ impl Segment<'_> {
         )
     }
 
+    /// Writes the positions of its tokens to `out`, `[tokens, axes]`: one number, from `first` on, or time, row and column. A text's token has all of them alike, one
+    /// more than the largest before; the tokens of an image have the time of the first, and begin with that as their row and
+    /// column.
+    pub(crate) fn positions(&self, axes: usize, first: usize, out: &mut [u32]) {
+        let start = self.sequence.len();
+        if axes == 1 {
+            for (token, slot) in (start + first..).zip(out) {
+                *slot = u32::try_from(token).expect(processor::LONGEST);
+            }
+            return;
+        }
+        // What images take less of positions than of tokens.
+        let mut less = 0;
+        let mut images = self.images.iter().peekable();
+        for (token, position) in (0..).zip(out.chunks_exact_mut(axes)) {
+            let place = start + token;
+            while let Some(image) = images.next_if(|image| image.positions.end <= place) {
+                less += image.positions.len() - image.grid.longer();
+            }
+            let image = images.peek().filter(|image| image.positions.start <= place);
+            let numbers = match image {
+                None => [place - less; 3],
+                Some(image) => {
+                    let (first, at) = (image.positions.start, place - image.positions.start);
+                    let (row, column) = (at / image.grid.columns, at % image.grid.columns);
+                    [0, row, column].map(|number| first - less + number)
+                }
+            };
+            for (slot, number) in position.iter_mut().zip(numbers) {
+                *slot = u32::try_from(number).expect(processor::LONGEST);
+            }
+        }
+    }
+
     /// Rows of logits that it asks for.
     #[must_use]
     pub fn logit_rows(&self) -> usize {
@@ -112,12 +148,7 @@ pub(crate) enum Batch<'a, 'b> {
     /// Texts of which nothing is kept.
     Texts(&'a Texts),
     /// An image.
-    Image {
-        /// Red, green and blue of each pixel, row by row.
-        pixels: &'a [u8],
-        /// Its patches.
-        grid: Grid,
-    },
+    Image(ImageBatch<'a>),
 }
 
 impl Batch<'_, '_> {
@@ -126,7 +157,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.iter())),
-            Self::Image { .. } => (None, None),
+            Self::Image(_) => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         let segments = segments.map(|segment| (segment.tokens, segment.sequence.len()));
@@ -138,7 +169,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.all())),
-            Self::Image { .. } => (None, None),
+            Self::Image(_) => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         segments.map(|segment| segment.tokens).chain(texts)
@@ -147,7 +178,7 @@ impl Batch<'_, '_> {
     /// Of each token of texts, whether it belongs to one that another is compared with: 1, else 0.
     pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
         let texts = match self {
-            Self::Segments(_) | Self::Image { .. } => None,
+            Self::Segments(_) | Self::Image(_) => None,
             Self::Texts(texts) => Some(texts.token_types()),
         };
         texts.into_iter().flatten()
@@ -196,6 +227,7 @@ fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardEr
     }
     let end = segment.sequence.len() + segment.tokens.len();
     let whole = spec.keeps_images_whole();
+    let width = spec.image_row_width().unwrap_or(spec.hidden);
     let mut behind = 0;
     for image in segment.images {
         let Shown {
@@ -207,7 +239,9 @@ fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardEr
         let fits = positions.start >= behind
             && positions.start < positions.end
             && grid.rows.checked_mul(grid.columns) == Some(positions.len())
-            && Some(rows.len()) == positions.len().checked_mul(spec.hidden);
+            // Of an image that is computed rows are of no use.
+            && (Some(rows.len()) == positions.len().checked_mul(width)
+                || (rows.is_empty() && positions.end <= segment.sequence.len()));
         if !fits || is_cut {
             return Err(ForwardError::MisplacedImage {
                 positions: positions.clone(),
@@ -235,7 +269,7 @@ pub(crate) fn check_image(
     (patches, rows): (&Patches, &ImageRows),
 ) -> Result<BatchSize, ForwardError> {
     // In this order: of a grid that is taken products of sizes are small.
-    if !patches.takes(grid) || pixels.len() != grid.count() * patches.elements() {
+    if !patches.takes(grid) || pixels.len() != grid.count() * patches.bytes() {
         return Err(ForwardError::ImageSize {
             bytes: pixels.len(),
             grid,

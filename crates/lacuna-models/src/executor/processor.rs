@@ -14,7 +14,7 @@ use lacuna_kernels::{
 };
 use lacuna_kv::{Layer, Side};
 
-use super::image::{cut, merge};
+use super::image::{ImageBatch, merge};
 use super::pooling::{normalize, pool};
 use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
@@ -67,28 +67,59 @@ impl Pass<'_, '_> {
             Op::Embed { table, of, output } => return self.embed(table, of, output),
             Op::Patches { patches, output } => self.patches(&patches, output),
             Op::PlaceImages { hidden, width } => self.place_images(hidden, width),
+            Op::AddImages {
+                hidden,
+                width,
+                part,
+            } => self.add_images(hidden, width, part),
+            Op::AddPlaces {
+                table,
+                per_side,
+                rows,
+                hidden,
+                width,
+            } => self.add_places(table, per_side, [rows, hidden], width),
             Op::MergePatches {
                 from,
                 to,
                 merged,
                 width,
             } => {
-                let Batch::Image { grid, .. } = self.batch else {
-                    unreachable!("a pass over patches is one over an image")
-                };
+                let columns = self.image().grid().columns;
                 let (squares, patches) = (self.size.logit_rows, self.size.tokens);
                 let [from, to] = self.scratch.slots([from, to]);
                 let from = first(from, patches * width);
-                let to = first(to, squares * width);
-                merge(from, to, grid.columns, merged, width);
+                merge(from, first(to, squares * width), columns, merged, width);
             }
-            Op::Positions { output, first } => self.positions(output, first),
+            Op::OrderSquares {
+                from,
+                to,
+                part,
+                parts,
+                beside: _,
+                width,
+            } => {
+                let squares = self.size.logit_rows;
+                let [from, to] = self.scratch.slots([from, to]);
+                let from = first(from, squares * width);
+                let to = first(to, squares * parts * width);
+                let Batch::Image(image) = &self.batch else {
+                    unreachable!("{OF_PATCHES}")
+                };
+                image.order_squares(from, to, (part, parts), width);
+            }
+            Op::Positions {
+                output,
+                axes,
+                first,
+            } => self.positions(output, axes, first),
             Op::Rotations {
                 rope,
                 positions,
+                axes,
                 output,
                 width,
-            } => self.rotations(rope, positions, output, width),
+            } => self.rotations(rope, (positions, axes), output, width),
             Op::Norm {
                 norm,
                 weight,
@@ -150,7 +181,11 @@ impl Pass<'_, '_> {
                 output,
                 states,
                 sinks,
-            } => self.attend_within(shape, sinks, [queries, keys, values, output, states]),
+                windowed,
+            } => {
+                let slots = [queries, keys, values, output, states];
+                self.attend_within(shape, sinks, slots, windowed);
+            }
             Op::Activate {
                 gating,
                 gate,
@@ -343,10 +378,11 @@ impl Pass<'_, '_> {
             Op::Temperature {
                 queries,
                 positions,
+                axes,
                 factors,
                 temperature,
                 width,
-            } => self.temperature([queries, positions, factors], temperature, width),
+            } => self.temperature([queries, positions, factors], axes, temperature, width),
             Op::Columns {
                 from,
                 to,
@@ -479,12 +515,12 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn temperature(&mut self, slots: [Slot; 3], by: QueryTemperature, width: usize) {
+    fn temperature(&mut self, slots: [Slot; 3], axes: usize, by: QueryTemperature, width: usize) {
         let [queries, positions, factors] = self.scratch.slots(slots);
         let tokens = self.size.tokens;
-        let positions: &mut [u32] = first(positions, tokens);
+        let positions: &mut [u32] = first(positions, tokens * axes);
         let factors: &mut [f32] = first(factors, tokens);
-        for (factor, position) in factors.iter_mut().zip(positions) {
+        for (factor, position) in factors.iter_mut().zip(positions.iter().step_by(axes)) {
             let contexts = (*position as usize + by.first) / by.original_context;
             *factor = 1.0 + by.beta * (contexts as f32).ln_1p();
         }
@@ -519,12 +555,49 @@ impl Pass<'_, '_> {
 
     /// The image's patches, each channel of them by itself, with the pixels' mean and deviation.
     fn patches(&mut self, patches: &Patches, output: Slot) {
-        let Batch::Image { pixels, grid } = self.batch else {
-            unreachable!("a pass over patches is one over an image")
+        let Batch::Image(image) = &self.batch else {
+            unreachable!("{OF_PATCHES}")
         };
         let [output] = self.scratch.slots([output]);
-        let output: &mut [f32] = first(output, grid.count() * patches.elements());
-        cut(patches, pixels, grid, output);
+        let output: &mut [f32] = first(output, image.grid().count() * patches.elements());
+        image.cut(patches, output);
+    }
+
+    /// The image of the pass.
+    fn image(&self) -> &ImageBatch<'_> {
+        match &self.batch {
+            Batch::Image(image) => image,
+            Batch::Segments(_) | Batch::Texts(_) => unreachable!("{OF_PATCHES}"),
+        }
+    }
+
+    /// Adds to each patch's row what is learned of its place, which is between those of a square table: of the four around
+    /// it the mean, weighed by how near they are.
+    fn add_places(
+        &mut self,
+        table: MatrixId,
+        per_side: usize,
+        [rows, hidden]: [Slot; 2],
+        width: usize,
+    ) {
+        let tokens = self.size.tokens;
+        let linear = self.weights.matrix(table);
+        let table = linear.matrix_of(table, self.stream.as_deref());
+        for corner in 0..4 {
+            let [rows, hidden] = self.scratch.slots([rows, hidden]);
+            let (rows, hidden) = (
+                first::<f32>(rows, tokens * width),
+                first::<f32>(hidden, tokens * width),
+            );
+            let Batch::Image(image) = &self.batch else {
+                unreachable!("{OF_PATCHES}")
+            };
+            let near = image.near(per_side, corner);
+            let numbers: Vec<u32> = near.clone().map(|(number, _)| number).collect();
+            linear.look_up(&table, self.cpu, rows, &numbers);
+            let weights: Vec<f32> = near.map(|(_, weight)| weight).collect();
+            self.cpu.add_scaled_rows(hidden, rows, &weights, 1, width);
+        }
     }
 
     /// Copies rows of images over those of the tokens that stand for them.
@@ -534,42 +607,72 @@ impl Pass<'_, '_> {
         };
         let [hidden] = self.scratch.slots([hidden]);
         let hidden: &mut [f32] = first(hidden, self.size.tokens * width);
-        let mut start = 0;
-        for segment in &**segments {
-            for (tokens, rows) in segment.shown() {
-                let places = start + tokens.start..start + tokens.end;
-                hidden[places.start * width..places.end * width].copy_from_slice(rows);
-            }
-            start += segment.tokens.len();
+        for (place, row) in shown_rows(segments, (width, 0)) {
+            hidden[place * width..][..width].copy_from_slice(row);
         }
     }
 
-    fn positions(&mut self, output: Slot, first_of_text: usize) {
-        let [positions] = self.scratch.slots([output]);
-        let positions: &mut [u32] = first(positions, self.size.tokens);
-        if let Batch::Image { .. } = self.batch {
-            for (position, place) in positions.iter_mut().zip(0..) {
-                *position = place;
-            }
+    /// Adds a further part of rows of images to the residual stream of the tokens that stand for them.
+    fn add_images(&mut self, hidden: Slot, width: usize, part: usize) {
+        let Batch::Segments(segments) = &self.batch else {
             return;
-        }
-        let wanted = self.batch.tokens();
-        let wanted =
-            wanted.flat_map(|(tokens, start)| (start + first_of_text..).take(tokens.len()));
-        for (slot, position) in positions.iter_mut().zip(wanted) {
-            *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
+        };
+        let [hidden] = self.scratch.slots([hidden]);
+        let hidden: &mut [f32] = first(hidden, self.size.tokens * width);
+        for (place, row) in shown_rows(segments, (width, part)) {
+            let hidden = &mut hidden[place * width..][..width];
+            hidden
+                .iter_mut()
+                .zip(row)
+                .for_each(|(sum, value)| *sum += value);
         }
     }
 
-    fn rotations(&mut self, rope: usize, positions: Slot, output: Slot, width: usize) {
+    fn positions(&mut self, output: Slot, axes: usize, first_of_text: usize) {
+        let [positions] = self.scratch.slots([output]);
+        let positions: &mut [u32] = first(positions, self.size.tokens * axes);
+        match &self.batch {
+            // By their numbers, row by row, or by their rows and columns.
+            Batch::Image(image) => {
+                let columns = image.grid().columns as u32;
+                for (position, place) in positions.chunks_exact_mut(axes).zip(image.places()) {
+                    match position {
+                        [number] => *number = place[0] * columns + place[1],
+                        position => position.copy_from_slice(place),
+                    }
+                }
+            }
+            Batch::Segments(segments) => {
+                let mut rest = positions;
+                for segment in &**segments {
+                    let (positions, tail) = rest.split_at_mut(segment.tokens.len() * axes);
+                    segment.positions(axes, first_of_text, positions);
+                    rest = tail;
+                }
+            }
+            Batch::Texts(texts) => {
+                let wanted = texts.iter();
+                let wanted = wanted.flat_map(|text| (first_of_text..).take(text.len()));
+                for (slot, position) in positions.iter_mut().zip(wanted) {
+                    *slot = u32::try_from(position).expect(LONGEST);
+                }
+            }
+        }
+    }
+
+    fn rotations(
+        &mut self,
+        rope: usize,
+        (positions, axes): (Slot, usize),
+        output: Slot,
+        width: usize,
+    ) {
         let rotation = self.weights.rotation(rope);
         let context = self.scratch.limits().context_tokens;
-        let frequencies = rotation.inverse_frequencies(context);
         let [positions, table] = self.scratch.slots([positions, output]);
-        let positions: &mut [u32] = first(positions, self.size.tokens);
+        let positions: &mut [u32] = first(positions, self.size.tokens * axes);
         let table = first(table, self.size.tokens * width);
-        let factor = rotation.attention_factor;
-        self.cpu.rope_table(table, positions, frequencies, factor);
+        rotation.table(self.cpu, context, (positions, axes), table);
     }
 
     fn norm(
@@ -919,10 +1022,17 @@ impl Pass<'_, '_> {
         transform(self.cpu, segments, (layer, Side::Value), output);
     }
 
-    fn attend_within(&mut self, shape: &AttentionShape, sinks: Option<VectorId>, slots: [Slot; 5]) {
-        let texts = match self.batch {
-            Batch::Texts(texts) => Some(texts),
-            Batch::Image { .. } => None,
+    fn attend_within(
+        &mut self,
+        shape: &AttentionShape,
+        sinks: Option<VectorId>,
+        slots: [Slot; 5],
+        windowed: bool,
+    ) {
+        let parts = match &self.batch {
+            Batch::Texts(texts) => Parts::Texts(texts),
+            Batch::Image(image) if windowed => Parts::Windows(image.windows()),
+            Batch::Image(_) => Parts::Whole,
             Batch::Segments(_) => {
                 unreachable!("a pass that keeps nothing is one over texts or an image")
             }
@@ -935,7 +1045,7 @@ impl Pass<'_, '_> {
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
         let within = Within {
-            texts,
+            parts,
             tokens,
             shape,
             keys,
@@ -1038,6 +1148,34 @@ const MOST_PRODUCTS: usize = 5;
 
 /// What `Model` sees to: a program that keeps rows is run with sequences to keep them.
 const KEEPS: &str = "a pass that keeps rows is one over sequences";
+
+/// What `ImageEncoder` sees to: a program that reads patches is run with an image.
+const OF_PATCHES: &str = "a pass over patches is one over an image";
+
+/// Of positions, which are 32 bits wide.
+pub(super) const LONGEST: &str = "a context is shorter than 2^32 tokens";
+
+/// A part of `width` elements of the rows of images that `segments` show, each with the number of its token in the batch.
+fn shown_rows<'a>(
+    segments: &'a [Segment<'_>],
+    (width, part): (usize, usize),
+) -> impl Iterator<Item = (usize, &'a [f32])> {
+    let starts = segments.iter().scan(0, |start, segment| {
+        let first = *start;
+        *start += segment.tokens.len();
+        Some((first, segment))
+    });
+    starts.flat_map(move |(start, segment)| {
+        segment.shown().flat_map(move |(tokens, rows)| {
+            let row_width = rows.len() / tokens.len();
+            let rows = rows.chunks_exact(row_width);
+            tokens.zip(rows).map(move |(token, row)| {
+                let row = &row[part * width..][..width];
+                (start + token, row)
+            })
+        })
+    })
+}
 
 /// A part of a layer's state of each sequence, and how many tokens go through it.
 fn states<'a>(
@@ -1210,10 +1348,20 @@ impl Sequences for InLayer<'_, '_> {
     }
 }
 
-/// What the tokens of each text attend to: rows of the pass, as bytes of `f32`.
+/// Which tokens of a pass that keeps nothing see one another.
+#[derive(Clone, Copy)]
+enum Parts<'a> {
+    /// Those of a text.
+    Texts(&'a Texts),
+    /// Those of a window of an image.
+    Windows(&'a [Range<usize>]),
+    /// All.
+    Whole,
+}
+
+/// What the tokens of each part attend to: rows of the pass, as bytes of `f32`.
 struct Within<'a> {
-    /// None for an image, all of whose tokens belong together.
-    texts: Option<&'a Texts>,
+    parts: Parts<'a>,
     tokens: usize,
     shape: &'a AttentionShape,
     keys: &'a [u8],
@@ -1222,14 +1370,21 @@ struct Within<'a> {
 
 impl Within<'_> {
     fn range(&self, index: usize) -> Range<usize> {
-        self.texts
-            .map_or(0..self.tokens, |texts| texts.range(index))
+        match self.parts {
+            Parts::Texts(texts) => texts.range(index),
+            Parts::Windows(windows) => windows[index].clone(),
+            Parts::Whole => 0..self.tokens,
+        }
     }
 }
 
 impl Sequences for Within<'_> {
     fn count(&self) -> usize {
-        self.texts.map_or(1, Texts::len)
+        match self.parts {
+            Parts::Texts(texts) => texts.len(),
+            Parts::Windows(windows) => windows.len(),
+            Parts::Whole => 1,
+        }
     }
 
     fn tokens(&self, index: usize) -> usize {

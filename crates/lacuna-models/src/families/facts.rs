@@ -9,7 +9,7 @@ use lacuna_kernels::RopeStyle;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
-use crate::spec::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
+use crate::spec::{LongRope, LongRopeFactors, Rope, RopeAxes, RopeScaling, Yarn};
 use lacuna_files::gguf::{FromValue, Metadata};
 use lacuna_files::huggingface::{Config, Error as HuggingFaceError};
 
@@ -594,6 +594,7 @@ impl<'a> Facts<'a> {
                 theta: theta.unwrap_or(DEFAULT_THETA),
                 scaling: RopeScaling::None,
                 file_factors: false,
+                axes: RopeAxes::One,
             };
             return Ok([full, windowed]);
         };
@@ -626,6 +627,27 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Pairs that turn by the time, the row and the column of a position, where it has all of them.
+    pub(crate) fn rope_sections(&self) -> Result<Option<[usize; 3]>, ConfigError> {
+        let sections: Option<Vec<usize>> = match &self.source {
+            Source::Gguf { metadata, .. } => {
+                metadata.get(&format!("{}.rope.dimension_sections", self.family))?
+            }
+            Source::HuggingFace(_) => self.of_rope("mrope_section")?,
+        };
+        // GGUF has a fourth, which is of no use.
+        Ok(sections.and_then(|sections| sections.first_chunk().copied()))
+    }
+
+    /// A field of the part that sees, which `config.json` describes in a field of its own.
+    pub(crate) fn of_vision<T: Fact>(&self, name: &'static str) -> Result<Option<T>, ConfigError> {
+        let Source::HuggingFace(config) = &self.source else {
+            return Ok(None);
+        };
+        let vision = config.map().get("vision_config").and_then(Value::as_object);
+        vision.map_or(Ok(None), |map| json(config.path(), map, name))
+    }
+
     /// What `per_layer_config` of a `config.json` says of one layer.
     pub(crate) fn of_layer<T: Fact>(
         &self,
@@ -649,6 +671,7 @@ impl<'a> Facts<'a> {
             theta: theta.unwrap_or(DEFAULT_THETA),
             scaling: self.gguf_scaling()?,
             file_factors: true,
+            axes: RopeAxes::One,
         })
     }
 
@@ -744,6 +767,7 @@ impl<'a> Facts<'a> {
             theta: theta.unwrap_or(DEFAULT_THETA),
             scaling,
             file_factors: false,
+            axes: RopeAxes::One,
         })
     }
 }

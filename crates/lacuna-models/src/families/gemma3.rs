@@ -18,6 +18,7 @@ pub(crate) const FAMILY: Family = Family {
 /// Each stands on lines of its own.
 const IMAGES: ImageInput = ImageInput {
     attention: ImageAttention::WholeImage,
+    deepstack: 0,
     prompt: ImagePrompt {
         mark: "<start_of_image>",
         written: "\n\n<start_of_image><end_of_image>\n\n",

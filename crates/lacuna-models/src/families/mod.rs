@@ -9,9 +9,11 @@ mod encoder;
 mod experts;
 mod facts;
 mod names;
+mod qwen_vision;
 mod sentence_transformers;
 mod shape;
 mod siglip;
+mod vision;
 
 use crate::error::ConfigError;
 use crate::plan::WeightPlan;
@@ -24,7 +26,7 @@ use lacuna_files::huggingface::{Config, Folder};
 pub(crate) use facts::{Facts, Found, Given as GivenFact};
 pub use shape::{Given, Shape, SpecialTokens};
 use siglip::SIGLIP;
-pub(crate) use siglip::{describe as images, describe_gguf as images_of_gguf};
+pub(crate) use vision::{describe as images, describe_gguf as images_of_gguf};
 
 pub(crate) use names::{FUSED, Naming, Spelling};
 

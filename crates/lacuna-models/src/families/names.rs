@@ -27,6 +27,8 @@ pub(crate) struct Naming {
     pub(crate) gguf_bare: &'static [&'static str],
     /// What all names but a classifier's begin with in files that hold the model inside another.
     pub(crate) inside: Option<&'static str>,
+    /// Parts of which a number is elsewhere in their names: GGUF's name, and theirs, with `*` for it.
+    pub(crate) numbered: &'static [(&'static str, [&'static str; 2])],
     /// What names of a layer's tensors begin with, before its number.
     pub(crate) layers: &'static str,
     /// Tensors of theirs that nothing is computed with.
@@ -45,6 +47,7 @@ impl Naming {
         bare: &[],
         gguf_bare: &[],
         inside: None,
+        numbered: &[],
         layers: "model.layers",
         unused: &[],
         norm_offset: 0.0,
@@ -88,6 +91,14 @@ impl Naming {
             "" => String::new(),
             suffix => format!(".{suffix}"),
         };
+        let mut numbered = self.numbered.iter().filter(|(part, _)| *part == name.part);
+        if let (Some((_, [gguf, theirs])), Some(number)) = (numbered.next(), name.layer) {
+            let pattern = match spelling {
+                Spelling::Gguf => gguf,
+                Spelling::HuggingFace => theirs,
+            };
+            return format!("{}{dotted}", pattern.replace('*', &number.to_string()));
+        }
         if spelling == Spelling::Gguf {
             let is_bare = suffix == "weight" && self.gguf_bare.contains(&name.part);
             let dotted = if is_bare { "" } else { &dotted };

@@ -1,9 +1,10 @@
-//! The text part of Qwen 2 and 2.5 VL, which is Qwen 2: without images, all axes of a position are the
-//! same.
+//! The decoder of Qwen 2 and 2.5 VL, which is Qwen 2: positions of images' tokens have three numbers, each of which turns
+//! a section of pairs.
 
+use super::qwen_vision::give_images;
 use super::{Facts, Family, Naming, qwen2};
 use crate::error::ConfigError;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, RopeAxes};
 
 pub(crate) const FAMILY: Family = Family {
     name: "qwen2vl",
@@ -17,5 +18,7 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    qwen2::spec(facts)
+    let mut spec = qwen2::spec(facts)?;
+    give_images(&mut spec, facts, RopeAxes::Sections)?;
+    Ok(spec)
 }

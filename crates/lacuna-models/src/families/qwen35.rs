@@ -1,10 +1,11 @@
 //! Qwen 3.5 and later, dense: Qwen3-Next's layers with matrices of their own for each part. GGUF files have
 //! heads of values in another order, in which they take turns at heads of keys.
 
+use super::qwen_vision::give_images;
 use super::qwen3next::{NAMING, delta_nets};
 use super::{Facts, Family, Given, Shape, SpecialTokens};
 use crate::error::ConfigError;
-use crate::spec::{DeltaNet, KeyHeads, ModelSpec};
+use crate::spec::{DeltaNet, KeyHeads, ModelSpec, RopeAxes};
 
 pub(crate) const FAMILY: Family = Family {
     name: "qwen35",
@@ -19,7 +20,9 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         true => KeyHeads::Tiled,
         false => KeyHeads::Grouped,
     };
-    delta_nets(facts, |net| DeltaNet { order, ..net })
+    let mut spec = delta_nets(facts, |net| DeltaNet { order, ..net })?;
+    give_images(&mut spec, facts, RopeAxes::Interleaved)?;
+    Ok(spec)
 }
 
 const fn more(value_heads: usize, inner: usize) -> [(&'static str, Given); 8] {

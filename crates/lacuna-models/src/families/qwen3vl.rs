@@ -1,8 +1,9 @@
-//! The text part of Qwen 3 VL, which is Qwen 3: without images, all axes of a position are the same.
+//! The decoder of Qwen 3 VL, which is Qwen 3: positions of images' tokens have three numbers, which turn pairs in turn.
 
+use super::qwen_vision::give_images;
 use super::{Facts, Family, Naming, qwen3};
 use crate::error::ConfigError;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, RopeAxes};
 
 pub(crate) const FAMILY: Family = Family {
     name: "qwen3vl",
@@ -13,5 +14,7 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    qwen3::spec(facts)
+    let mut spec = qwen3::spec(facts)?;
+    give_images(&mut spec, facts, RopeAxes::Interleaved)?;
+    Ok(spec)
 }

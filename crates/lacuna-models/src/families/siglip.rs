@@ -1,19 +1,21 @@
 //! SigLIP as an encoder of images: a Hugging Face folder has it beside the model of language, GGUF in a file of its
 //! own (`mmproj`), along with what makes rows of the decoder's width (Gemma 3).
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::facts::Key;
-use super::{Description, Facts, Family, Given, Naming, Shape, SpecialTokens, Spelling};
+use super::vision::{
+    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, vision_config,
+};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Gate, ImageRows, ImageSize, LayerSpec, Mask,
-    ModelSpec, Norm, NormKind, Norms, OutputSpec, Patches, Plain, Resampling, ResidualScale,
-    Values,
+    Activation, Attention, Biases, FeedForward, Frames, Gate, ImageRows, ImageSize, LayerSpec,
+    LearnedPlaces, Mask, Merge, ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches,
+    Plain, Resampling, ResidualScale, Values,
 };
 use lacuna_files::gguf;
-use lacuna_files::huggingface::{Config, Folder};
-use lacuna_files::{Metadata, ModelFiles};
+use lacuna_files::huggingface::Folder;
 
 pub(super) static SIGLIP: Family = Family {
     name: "siglip",
@@ -69,7 +71,7 @@ pub(super) static SIGLIP: Family = Family {
         rope_factor: None,
         norm_epsilon: USUAL_EPSILON,
         more: &[
-            ("projector_type", Given::Text(PROJECTOR)),
+            ("projector_type", Given::Text("gemma3")),
             ("image_size", Given::Size(896)),
             ("patch_size", Given::Size(14)),
             ("projection_dim", Given::Size(2560)),
@@ -80,121 +82,54 @@ pub(super) static SIGLIP: Family = Family {
     }],
 };
 
-/// What the keys of encoders begin with in GGUF files.
-const KEYS: &str = "clip";
+/// Gemma 3's.
+pub(super) static ENCODER: Encoder = Encoder {
+    family: &SIGLIP,
+    projectors: &["gemma3"],
+    classes: &["Gemma3ForConditionalGeneration"],
+    gguf: from_gguf,
+    folder: from_folder,
+};
 
-/// Projections that are computed, as GGUF names them.
-const PROJECTOR: &str = "gemma3";
-
-/// The encoder of images in a model's files, or in the file beside them that has only that; `None` where there is
-/// none.
-///
-/// # Errors
-/// [`ConfigError`] for an encoder of another kind, and numbers that are missing or out of range.
-pub(crate) fn describe(files: &ModelFiles) -> Result<Option<Description>, ConfigError> {
-    match files.metadata() {
-        Metadata::Gguf(metadata) => describe_gguf(metadata),
-        Metadata::HuggingFace(folder) => {
-            let spec = from_folder(folder)?;
-            let described = spec.map(|spec| described(spec, Spelling::HuggingFace));
-            described.transpose()
-        }
-    }
-}
-
-/// That of a file with this metadata; `None` for a file of a model of language.
-///
-/// # Errors
-/// As [`describe`].
-pub(crate) fn describe_gguf(metadata: &gguf::Metadata) -> Result<Option<Description>, ConfigError> {
-    let spec = from_gguf(metadata)?;
-    spec.map(|spec| described(spec, Spelling::Gguf)).transpose()
-}
-
-fn described(spec: ModelSpec, spelling: Spelling) -> Result<Description, ConfigError> {
-    spec.validate()?;
-    Ok(Description {
-        spec,
-        family: &SIGLIP,
-        spelling,
-    })
-}
-
-fn from_gguf(metadata: &gguf::Metadata) -> Result<Option<ModelSpec>, ConfigError> {
-    if metadata.get::<&str>("general.architecture")? != Some(KEYS) {
-        return Ok(None);
-    }
-    let kind = match metadata.get::<&str>("clip.projector_type")? {
-        Some(kind) => Some(kind),
-        None => metadata.get::<&str>("clip.vision.projector_type")?,
-    };
-    if kind != Some(PROJECTOR) {
-        return Err(ConfigError::Unsupported {
-            feature: format!("a projector of the type {}", kind.unwrap_or("(none)")),
-            supported: "gemma3 is",
-        });
-    }
+fn from_gguf(metadata: &gguf::Metadata, _: RowsOf<'_>) -> Result<ModelSpec, ConfigError> {
     let facts = Facts::gguf(metadata, KEYS, 1, &|_| None);
     let merged = facts.get(Key::gguf("vision.projector.scale_factor"))?;
-    let three = |key: &str| -> Result<[f32; 3], ConfigError> {
-        let found = metadata.get::<Vec<f32>>(key)?;
-        Ok(found
-            .and_then(|it| it.try_into().ok())
-            .unwrap_or(USUAL_PIXELS))
-    };
-    let encoder = Encoder {
+    let [mean, deviation] = pixels_of_gguf(metadata)?;
+    let tower = Tower {
         merged: Merged::Patches(merged.unwrap_or(USUAL_MERGED)),
         width: facts.required(Key::gguf("vision.projection_dim"))?,
-        mean: three("clip.vision.image_mean")?,
-        deviation: three("clip.vision.image_std")?,
+        mean,
+        deviation,
     };
-    encoder.spec(&facts).map(Some)
+    tower.spec(&facts)
 }
 
 fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
-    let map = folder.config().map();
-    let Some(vision) = map.get("vision_config").and_then(Value::as_object) else {
+    let Some(vision) = vision_config(folder)? else {
         return Ok(None);
     };
-    if folder.config().class() != GEMMA {
-        return Ok(None);
-    }
-    let kind = vision.get("model_type").and_then(Value::as_str);
+    let kind = vision.map().get("model_type").and_then(Value::as_str);
     if kind != Some(KIND) {
         return Err(ConfigError::Unsupported {
             feature: format!("a vision model of the type {}", kind.unwrap_or("(none)")),
             supported: "siglip_vision_model is",
         });
     }
-    let vision = serde_json::to_vec(vision).unwrap_or_default();
-    let vision = Config::parse(&vision)?;
     let text = Facts::huggingface(folder.config(), SIGLIP.name);
     let facts = Facts::huggingface(&vision, SIGLIP.name);
     let tokens = text.get(Key::huggingface("mm_tokens_per_image"))?;
-    let pixels: Map<String, Value> = folder.json("preprocessor_config.json")?.unwrap_or_default();
-    let three = |key: &str| -> [f32; 3] {
-        let values = pixels.get(key).and_then(Value::as_array);
-        let numbers = values.map(|values| {
-            let numbers = values.iter().filter_map(Value::as_f64);
-            numbers.map(|number| number as f32).collect::<Vec<_>>()
-        });
-        let numbers = numbers.and_then(|numbers| numbers.try_into().ok());
-        numbers.unwrap_or(USUAL_PIXELS)
-    };
-    let encoder = Encoder {
+    let [mean, deviation] = pixels_of(&preprocessing(folder)?);
+    let tower = Tower {
         merged: Merged::Rows(tokens.unwrap_or(USUAL_ROWS)),
         width: text.required(Key::huggingface("hidden_size"))?,
-        mean: three("image_mean"),
-        deviation: three("image_std"),
+        mean,
+        deviation,
     };
-    encoder.spec(&facts).map(Some)
+    tower.spec(&facts).map(Some)
 }
 
-/// Gemma 3 with eyes.
-const GEMMA: &str = "Gemma3ForConditionalGeneration";
 const KIND: &str = "siglip_vision_model";
 /// What `transformers` and llama.cpp take where a file does not say it.
-const USUAL_PIXELS: [f32; 3] = [0.5; 3];
 const USUAL_ROWS: usize = 256;
 const USUAL_MERGED: usize = 4;
 const USUAL_EPSILON: f32 = 1e-6;
@@ -208,14 +143,14 @@ enum Merged {
 }
 
 /// What is said beside the encoder's own description.
-struct Encoder {
+struct Tower {
     merged: Merged,
     width: usize,
     mean: [f32; 3],
     deviation: [f32; 3],
 }
 
-impl Encoder {
+impl Tower {
     fn spec(&self, facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         let image = facts.required(Key::new("vision.image_size", "image_size"))?;
         let pixels = facts.required(Key::new("vision.patch_size", "patch_size"))?;
@@ -238,19 +173,23 @@ impl Encoder {
             pixels,
             size: ImageSize::Square { per_side },
             resampling: Resampling::Bilinear,
+            frames: Frames::One,
+            order: PatchOrder::Rows,
+            places: LearnedPlaces::Each,
             mean: self.mean,
             deviation: self.deviation,
         });
         spec.output = OutputSpec::Image(ImageRows {
             merged,
-            norm_epsilon,
+            merge: Merge::Mean { norm_epsilon },
             width: self.width,
+            deepstack: [None; ImageRows::MOST_DEEPSTACK],
         });
         Ok(spec)
     }
 }
 
-/// The layers; what is before and behind them is for [`Encoder::spec`] to say.
+/// The layers; what is before and behind them is for [`Tower::spec`] to say.
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden: usize = facts.required(Key::new("vision.embedding_length", "hidden_size"))?;
     let heads = facts.required(Key::new(
@@ -330,8 +269,11 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         layers_ahead: 0,
         output: OutputSpec::Image(ImageRows {
             merged: 1,
-            norm_epsilon: USUAL_EPSILON,
+            merge: Merge::Mean {
+                norm_epsilon: USUAL_EPSILON,
+            },
             width: hidden,
+            deepstack: [None; ImageRows::MOST_DEEPSTACK],
         }),
     })
 }

@@ -85,6 +85,7 @@ impl Stream<'_> {
                 output,
                 states,
                 sinks,
+                windowed: self.spec.patches.is_some_and(|it| it.is_windowed(layer)),
             },
             _ => Op::Attend {
                 layer,
@@ -209,10 +210,12 @@ impl Stream<'_> {
         }
         if let Some(temperature) = attention.temperature {
             let factors = program.values("query-factors", Rows::Tokens, 1);
-            let positions = program.positions();
+            let axes = self.spec.position_axes();
+            let positions = program.positions(axes);
             program.push(Op::Temperature {
                 queries: heads.query,
                 positions,
+                axes,
                 factors,
                 temperature,
                 width: attention.query_width(),

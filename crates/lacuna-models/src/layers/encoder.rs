@@ -44,9 +44,14 @@ impl Stream<'_> {
             (learned.token_types).map(|count| ("token_types", count, Lookup::TokenType));
         let positions = learned.positions.map(|positions| {
             // Rotations, which count from 0, were computed before.
-            let output = program.positions();
+            let output = program.positions(1);
             let first = positions.first;
-            program.push(Op::Positions { output, first });
+            let axes = 1;
+            program.push(Op::Positions {
+                output,
+                axes,
+                first,
+            });
             ("position_embd", positions.rows, Lookup::Positions(output))
         });
         for (part, count, of) in [token_types, positions].into_iter().flatten() {

@@ -1,52 +1,78 @@
 //! What encoders of images have and those of texts do not: patches in the beginning, and rows for a decoder in the
-//! end.
+//! end; and what decoders have of those rows.
 
 use super::Stream;
 use crate::error::Place;
 use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot, VectorForm};
-use crate::spec::{ImageRows, ModelSpec, Norm, NormKind, Patches};
+use crate::spec::{
+    Activation, Frames, ImageRows, LearnedPlaces, Merge, ModelSpec, Norm, NormKind, Patches,
+};
 
 /// The part that makes rows of a decoder's width, whose matrix files have the other way round.
 pub(crate) const PROJECTION: &str = "mm.input_projection";
 
 /// The part that makes rows of patches.
 pub(crate) const PATCHES: &str = "patch_embd";
+/// The same of a second frame, as GGUF has it.
+pub(crate) const SECOND_FRAME: &str = "patch_embd.weight.1";
 
-/// `hidden = W patch + b + the row of its place`
-pub(super) fn patches(spec: &ModelSpec, patches: Patches, program: &mut Builder) -> Slot {
+/// `hidden = W patch + b + what is learned of its place`
+pub(super) fn patches(spec: &ModelSpec, patches: &Patches, program: &mut Builder) -> Slot {
     let hidden_size = spec.hidden;
     program.step("patches");
     let pixels = program.values("patches", Rows::Tokens, patches.elements());
     program.push(Op::Patches {
-        patches,
+        patches: *patches,
         output: pixels,
     });
     let hidden = program.values("hidden", Rows::Tokens, hidden_size);
-    let matrix = program.matrix(PATCHES, hidden_size, patches.elements(), Bias::Required);
-    let outputs = vec![(matrix, hidden)];
     let columns = patches.elements();
+    let matrix = program.matrix(PATCHES, hidden_size, columns, Bias::IfPresent);
+    let mut outputs = vec![(matrix, hidden)];
+    let second = (patches.frames == Frames::TwoApart).then(|| {
+        let second = program.values("second-frame", Rows::Tokens, hidden_size);
+        let matrix = program.matrix(SECOND_FRAME, hidden_size, columns, Bias::IfPresent);
+        outputs.push((matrix, second));
+        second
+    });
     program.product(pixels, "patch-blocks", Rows::Tokens, columns, outputs);
-    program.step("learned-input");
-    let positions = program.positions();
-    program.push(Op::Positions {
-        output: positions,
-        first: 0,
-    });
-    let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
-    let count = patches.most();
-    let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
-    program.push(Op::Embed {
-        table,
-        of: Lookup::Positions(positions),
-        output: rows,
-    });
-    program.push(Op::Add {
-        to: hidden,
-        from: rows,
-        factor: None,
-        rows: Rows::Tokens,
-        width: hidden_size,
-    });
+    if let Some(second) = second {
+        add(second, hidden, hidden_size, program);
+    }
+    match patches.places {
+        LearnedPlaces::None => {}
+        LearnedPlaces::Each => {
+            program.step("learned-input");
+            let positions = program.positions(1);
+            program.push(Op::Positions {
+                output: positions,
+                axes: 1,
+                first: 0,
+            });
+            let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
+            let count = patches.most();
+            let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
+            program.push(Op::Embed {
+                table,
+                of: Lookup::Positions(positions),
+                output: rows,
+            });
+            add(rows, hidden, hidden_size, program);
+        }
+        LearnedPlaces::Between { per_side } => {
+            program.step("learned-input");
+            let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
+            let count = per_side * per_side;
+            let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
+            program.push(Op::AddPlaces {
+                table,
+                per_side,
+                rows,
+                hidden,
+                width: hidden_size,
+            });
+        }
+    }
     program.push(Op::CheckFinite {
         values: hidden,
         rows: Rows::Tokens,
@@ -56,13 +82,154 @@ pub(super) fn patches(spec: &ModelSpec, patches: Patches, program: &mut Builder)
     hidden
 }
 
+/// `hidden += from`
+fn add(from: Slot, hidden: Slot, width: usize, program: &mut Builder) {
+    program.push(Op::Add {
+        to: hidden,
+        from,
+        factor: None,
+        rows: Rows::Tokens,
+        width,
+    });
+}
+
+/// How the parts of a merger are called.
+struct MergerNames {
+    norm: &'static str,
+    first: &'static str,
+    second: &'static str,
+}
+
+/// Those of what takes tokens' places.
+const MERGER: MergerNames = MergerNames {
+    norm: "output_norm",
+    first: "mm.0",
+    second: "mm.2",
+};
+
+/// Those of further parts.
+const DEEPSTACK: MergerNames = MergerNames {
+    norm: "deepstack.norm",
+    first: "deepstack.fc1",
+    second: "deepstack.fc2",
+};
+
 impl Stream<'_> {
-    /// The rows of a decoder's width that stand for the image.
-    pub(super) fn image_rows(&self, rows: ImageRows, program: &mut Builder) -> Slot {
+    /// Adds a part of rows of images to what the decoder's layer has made of the tokens that stand for them, if it is for
+    /// that.
+    pub(super) fn add_images(&self, layer: usize, program: &mut Builder) {
+        let parts = self.spec.images.map_or(0, |images| images.deepstack);
+        if layer < parts {
+            program.push(Op::AddImages {
+                hidden: self.hidden,
+                width: self.spec.hidden,
+                part: layer + 1,
+            });
+        }
+    }
+
+    /// Makes what the encoder's layer has made of patches a part of the rows of the image, if it is for that. Returns
+    /// whether it is.
+    pub(super) fn tap(
+        &self,
+        layer: usize,
+        rows: &ImageRows,
+        beside: bool,
+        program: &mut Builder,
+    ) -> bool {
+        let taps = rows.deepstack.iter().flatten().enumerate();
+        let mut found = taps.filter(|(_, tap)| tap.layer == layer);
+        let Some((index, tap)) = found.next() else {
+            return false;
+        };
+        program.enter(Some(tap.number));
+        program.step("deepstack");
+        let width = self.spec.hidden * rows.merged * rows.merged;
+        let normed = program.values("deepstack-input", Rows::Logits, width);
+        let weight = program.vector(DEEPSTACK.norm, width);
+        self.norm_rows(
+            weight,
+            [self.hidden, normed],
+            (Rows::Logits, width),
+            program,
+        );
+        let part = self.merged(normed, rows, &DEEPSTACK, program);
+        self.order(part, rows, (index + 1, beside), program);
+        true
+    }
+
+    /// The rows of a decoder's width that stand for the image. `beside` says whether some parts of them are there.
+    pub(super) fn image_rows(&self, rows: &ImageRows, beside: bool, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
         program.step("merge");
-        let weight = program.vector("output_norm", hidden);
-        self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+        let weight = program.vector(MERGER.norm, hidden);
+        let output = match rows.merge {
+            Merge::Mean { norm_epsilon } => {
+                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+                self.mean_rows(rows, norm_epsilon, program)
+            }
+            Merge::SideBySide => {
+                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+                let part = self.merged(self.hidden, rows, &MERGER, program);
+                self.order(part, rows, (0, beside), program)
+            }
+        };
+        program.push(Op::CheckFinite {
+            values: output,
+            rows: Rows::Logits,
+            width: rows.row_width(),
+            place: Place::Pooled,
+        });
+        program.step("return");
+        program.push(Op::Return { output });
+        output
+    }
+
+    /// `W_2 gelu(W_1 x)` of the rows of each square side by side, which is how `input` has them.
+    fn merged(
+        &self,
+        input: Slot,
+        rows: &ImageRows,
+        names: &MergerNames,
+        program: &mut Builder,
+    ) -> Slot {
+        let columns = self.spec.hidden * rows.merged * rows.merged;
+        let inner = program.values("merged", Rows::Logits, columns);
+        let matrix = program.matrix(names.first, columns, columns, Bias::IfPresent);
+        let (gelu, outputs) = (Some(Activation::GeluErf), vec![(matrix, inner)]);
+        let size = (Rows::Logits, columns);
+        program.product_then(gelu, input, "merger-blocks", size, outputs);
+        program.step("project-image");
+        let part = program.values("image-part", Rows::Logits, rows.width);
+        let matrix = program.matrix(names.second, rows.width, columns, Bias::IfPresent);
+        let outputs = vec![(matrix, part)];
+        program.product(inner, "merged-blocks", Rows::Logits, columns, outputs);
+        part
+    }
+
+    /// Puts a part of the image's rows where it belongs.
+    fn order(
+        &self,
+        from: Slot,
+        rows: &ImageRows,
+        (part, beside): (usize, bool),
+        program: &mut Builder,
+    ) -> Slot {
+        let output = program.values("image-rows", Rows::Logits, rows.row_width());
+        program.push(Op::OrderSquares {
+            from,
+            to: output,
+            part,
+            parts: rows.parts(),
+            beside,
+            width: rows.width,
+        });
+        output
+    }
+
+    /// Products of means of squares.
+    fn mean_rows(&self, rows: &ImageRows, norm_epsilon: f32, program: &mut Builder) -> Slot {
+        let hidden = self.spec.hidden;
         let merged = program.values("merged", Rows::Logits, hidden);
         program.push(Op::MergePatches {
             from: self.hidden,
@@ -75,7 +242,7 @@ impl Stream<'_> {
         program.push(Op::Norm {
             norm: Norm {
                 kind: NormKind::Rms,
-                epsilon: rows.norm_epsilon,
+                epsilon: norm_epsilon,
             },
             weight: Some(weight),
             input: merged,
@@ -89,14 +256,6 @@ impl Stream<'_> {
         let matrix = program.matrix(PROJECTION, rows.width, hidden, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
         program.product(merged, "merged-blocks", Rows::Logits, hidden, outputs);
-        program.push(Op::CheckFinite {
-            values: output,
-            rows: Rows::Logits,
-            width: rows.width,
-            place: Place::Pooled,
-        });
-        program.step("return");
-        program.push(Op::Return { output });
         output
     }
 }

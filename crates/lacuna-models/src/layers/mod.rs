@@ -14,7 +14,7 @@ mod per_layer_input;
 mod recurrence;
 mod short_convolution;
 
-pub(crate) use image::{PATCHES, PROJECTION};
+pub(crate) use image::{PATCHES, PROJECTION, SECOND_FRAME};
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
@@ -49,7 +49,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
         spec,
         hidden: match spec.patches {
             None => embed(spec, program),
-            Some(patches) => image::patches(spec, patches, program),
+            Some(patches) => image::patches(spec, &patches, program),
         },
         rotations: rotations(spec, program),
     };
@@ -62,15 +62,20 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     if let Some(altup) = spec.altup {
         stream.begin_streams(altup, program);
     }
+    let mut tapped = false;
     for (index, layer) in spec.layers.iter().enumerate() {
         program.enter(Some(index));
         stream.layer(index, layer, inputs, program);
+        stream.add_images(index, program);
+        if let OutputSpec::Image(rows) = &spec.output {
+            tapped |= stream.tap(index, rows, tapped, program);
+        }
     }
     program.enter(None);
     match spec.output {
         OutputSpec::Logits(logits) => stream.logits(logits, program),
         OutputSpec::Pooled(pooled) => stream.pooled(pooled, program),
-        OutputSpec::Image(rows) => stream.image_rows(rows, program),
+        OutputSpec::Image(rows) => stream.image_rows(&rows, tapped, program),
     }
 }
 
@@ -118,9 +123,11 @@ fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
         return Vec::new();
     }
     program.step("rotations");
-    let positions = program.positions();
+    let axes = spec.position_axes();
+    let positions = program.positions(axes);
     program.push(Op::Positions {
         output: positions,
+        axes,
         first: 0,
     });
     let tables = spec.ropes.iter().zip(ROTATIONS).enumerate();
@@ -129,6 +136,7 @@ fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
         program.push(Op::Rotations {
             rope,
             positions,
+            axes,
             output,
             width: spec.dimensions,
         });

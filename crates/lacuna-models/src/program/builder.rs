@@ -209,9 +209,12 @@ impl Builder {
         slot
     }
 
-    /// The slot of the tokens' positions.
-    pub(crate) fn positions(&mut self) -> Slot {
-        self.slot("positions", Contents::Positions)
+    /// The slot of the tokens' positions, of so many numbers each.
+    pub(crate) fn positions(&mut self, axes: usize) -> Slot {
+        let slot = self.slot("positions", Contents::Positions { axes });
+        let contents = &self.slots[slot.0].contents;
+        assert_eq!(*contents, Contents::Positions { axes }, "of one kind");
+        slot
     }
 
     /// The slot for partial results of attention of `shape`.

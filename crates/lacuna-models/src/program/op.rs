@@ -35,6 +35,44 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
+    /// A further part of rows of images is added to what layers have made of the tokens that stand for them.
+    AddImages {
+        /// `[tokens, width]`
+        hidden: Slot,
+        /// Elements of a row, and of a part of an image's.
+        width: usize,
+        /// Which part it is; the first took the place of the token's own row.
+        part: usize,
+    },
+    /// What is learned of the places of patches is added to their rows, where the image has other places than the table:
+    /// the mean of the four around, weighed by how near they are.
+    AddPlaces {
+        /// The table, of a square of places.
+        table: MatrixId,
+        /// Places of its side.
+        per_side: usize,
+        /// `[patches, width]`, for rows of the table.
+        rows: Slot,
+        /// `[patches, width]`
+        hidden: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Rows of squares of patches become parts of the rows of the image, in the order of its rows and columns.
+    OrderSquares {
+        /// `[rows, width]`
+        from: Slot,
+        /// `[rows, parts x width]`
+        to: Slot,
+        /// Which part they are.
+        part: usize,
+        /// Of how many.
+        parts: usize,
+        /// Whether others are there already.
+        beside: bool,
+        /// Elements of a part.
+        width: usize,
+    },
     /// The mean of each square of patches.
     MergePatches {
         /// `[patches, width]`
@@ -48,8 +86,10 @@ pub enum Op {
     },
     /// Positions of the batch's tokens in their sequences.
     Positions {
-        /// One number each.
+        /// So many numbers each.
         output: Slot,
+        /// How many.
+        axes: usize,
         /// The number of the first.
         first: usize,
     },
@@ -59,6 +99,8 @@ pub enum Op {
         rope: usize,
         /// Of which tokens.
         positions: Slot,
+        /// Numbers of each of them.
+        axes: usize,
         /// `[tokens, width]`
         output: Slot,
         /// Elements of a row.
@@ -170,6 +212,8 @@ pub enum Op {
         states: Slot,
         /// A logit for each query head that takes its share of the softmax.
         sinks: Option<VectorId>,
+        /// Whether the tokens of an image see those of their window alone.
+        windowed: bool,
     },
     /// A causal convolution of each channel by itself, which goes on from each sequence's state.
     Convolve {
@@ -398,6 +442,8 @@ pub enum Op {
         queries: Slot,
         /// Of which tokens.
         positions: Slot,
+        /// Numbers of each of them, of which the first counts.
+        axes: usize,
         /// Where each token's factor is put.
         factors: Slot,
         /// How they grow.
@@ -518,7 +564,13 @@ impl Op {
                 Lookup::Tokens | Lookup::TokenType => vec![(*output, Write)],
             },
             Self::Positions { output, .. } | Self::Patches { output, .. } => vec![(*output, Write)],
-            Self::PlaceImages { hidden, .. } => vec![(*hidden, Read)],
+            Self::PlaceImages { hidden, .. } | Self::AddImages { hidden, .. } => {
+                vec![(*hidden, Read)]
+            }
+            Self::AddPlaces { rows, hidden, .. } => vec![(*hidden, Read), (*rows, Write)],
+            Self::OrderSquares {
+                from, to, beside, ..
+            } => vec![(*from, Read), (*to, if *beside { Read } else { Write })],
             Self::Rotations {
                 positions, output, ..
             } => vec![(*positions, Read), (*output, Write)],

@@ -34,8 +34,11 @@ pub enum Contents {
         /// Every width that rows have.
         widths: Vec<usize>,
     },
-    /// The position of each token in its sequence.
-    Positions,
+    /// The position of each token in its sequence, or that of each patch in its image.
+    Positions {
+        /// Numbers of each.
+        axes: usize,
+    },
     /// Which experts tokens have, for each way to choose them.
     Routes(Vec<Routing>),
     /// Rows prepared for products with quantized matrices of experts: so many experts of each token, and
@@ -133,7 +136,7 @@ impl SlotSpec {
             Contents::Values { rows, width } => {
                 Some(Shape::new(Element::F32, rows.at_most(limits), *width))
             }
-            Contents::Positions => Some(Shape::new(Element::U32, limits.tokens, 1)),
+            Contents::Positions { axes } => Some(Shape::new(Element::U32, limits.tokens, *axes)),
             Contents::Quantized { rows, widths } => quantized(rows.at_most(limits), widths),
             Contents::AttentionStates(shapes) => Some(attention_states(shapes, limits)),
             Contents::Routes(ways) => routes(ways, limits),

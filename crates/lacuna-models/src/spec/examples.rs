@@ -5,8 +5,8 @@ use lacuna_kernels::RopeStyle;
 use super::{
     Activation, Attention, Biases, ExpertBlock, Experts, FeedForward, Gate, Gated, Gating,
     GroupScore, Groups, Latent, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec, QkNorm, ResidualScale, Rope, RopeScaling, Router, Routing, Scores,
-    SharedExpert, Values,
+    OutputMatrix, OutputSpec, QkNorm, ResidualScale, Rope, RopeAxes, RopeScaling, Router, Routing,
+    Scores, SharedExpert, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -63,6 +63,7 @@ pub(crate) fn small() -> ModelSpec {
             theta: 1e4,
             scaling: RopeScaling::None,
             file_factors: false,
+            axes: RopeAxes::One,
         }],
         layers: vec![layer; 3],
         layers_ahead: 0,

@@ -61,10 +61,64 @@ pub struct Patches {
     pub size: ImageSize,
     /// How they are brought there.
     pub resampling: Resampling,
+    /// Frames of a patch.
+    pub frames: Frames,
+    /// In which order layers have them.
+    pub order: PatchOrder,
+    /// What is learned of their places, and added to them.
+    pub places: LearnedPlaces,
     /// What is subtracted of each channel, whose values are from 0 to 1: red, green, blue.
     pub mean: [f32; 3],
     /// What they are divided by then.
     pub deviation: [f32; 3],
+}
+
+/// Frames of a patch: encoders of videos have two, which an image has alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frames {
+    /// One.
+    One,
+    /// Two in one matrix: of each channel the one and then the other.
+    TwoTogether,
+    /// Two, each with a matrix of its own.
+    TwoApart,
+}
+
+/// In which order layers have patches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatchOrder {
+    /// Row by row, from the top left.
+    Rows,
+    /// Square by square, row by row, and of each square so.
+    Squares {
+        /// Patches of its side.
+        side: usize,
+        /// Where squares are taken window by window.
+        windows: Option<Windows>,
+    },
+}
+
+/// Squares of squares of patches that see one another alone in most layers. Those at the right and the bottom may be smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Squares of patches of a side.
+    pub side: usize,
+    /// Of so many layers the last sees all of the image.
+    pub full_every: usize,
+}
+
+/// What is learned of patches' places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LearnedPlaces {
+    /// Nothing.
+    None,
+    /// A row for each.
+    Each,
+    /// Rows for a square of places, between which those of an image are.
+    Between {
+        /// Places of its side.
+        per_side: usize,
+    },
 }
 
 /// Which sizes an encoder takes.
@@ -118,10 +172,28 @@ impl Patches {
     /// How many times as long as wide an image of a size of its own may be; its processors' bound.
     pub const MOST_ASPECT: usize = 200;
 
-    /// Elements of one: all pixels of a channel, then those of the next.
+    /// Elements of one: all pixels of a channel, of each frame that is in the same matrix, then those of the next.
     #[must_use]
     pub const fn elements(&self) -> usize {
+        3 * self.frames.together() * self.pixels * self.pixels
+    }
+
+    /// Bytes of one's pixels, three of each.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
         3 * self.pixels * self.pixels
+    }
+
+    /// Whether patches see those of their window alone in a layer.
+    #[must_use]
+    pub const fn is_windowed(&self, layer: usize) -> bool {
+        match self.order {
+            PatchOrder::Squares {
+                windows: Some(windows),
+                ..
+            } => !(layer + 1).is_multiple_of(windows.full_every),
+            PatchOrder::Squares { windows: None, .. } | PatchOrder::Rows => false,
+        }
     }
 
     /// Patches of the largest image.
@@ -182,6 +254,17 @@ impl Patches {
     }
 }
 
+impl Frames {
+    /// How many a matrix has.
+    #[must_use]
+    pub const fn together(self) -> usize {
+        match self {
+            Self::One | Self::TwoApart => 1,
+            Self::TwoTogether => 2,
+        }
+    }
+}
+
 /// The nearest whole multiples of `unit` pixels, by a scale that keeps to `[least, most]` pixels in all, as the
 /// processors of Qwen's models have it. Their halves are rounded to the even.
 fn fit([width, height]: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2] {
@@ -208,19 +291,58 @@ fn fit([width, height]: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [
     sides
 }
 
-/// What becomes of the rows of all patches: squares of them become their mean, which is normed by its root mean
-/// square and multiplied with a matrix.
+/// What becomes of the rows of all patches: each square of them becomes one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImageRows {
-    /// Patches of a side of a square that becomes one row.
+    /// Patches of a side of a square.
     pub merged: usize,
-    /// Added to the mean square.
-    pub norm_epsilon: f32,
-    /// Elements of a row, which is as wide as the residual stream of the decoder.
+    /// How.
+    pub merge: Merge,
+    /// Elements of a part of a row, which is as wide as the residual stream of the decoder.
     pub width: usize,
+    /// What further parts of a row are made of, in order: what layers have made of the patches.
+    pub deepstack: [Option<Tap>; ImageRows::MOST_DEEPSTACK],
+}
+
+/// How a square becomes a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Merge {
+    /// Its patches are normed and become their mean, which is normed by its root mean square and multiplied with a matrix
+    /// (Gemma 3).
+    Mean {
+        /// Added to the mean square.
+        norm_epsilon: f32,
+    },
+    /// Its patches are normed and go side by side through two products with GELU between. Those of further parts are normed
+    /// side by side (Qwen).
+    SideBySide,
+}
+
+/// A layer whose rows become a part of an image's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tap {
+    /// The layer's number.
+    pub layer: usize,
+    /// The number that files give its tensors.
+    pub number: usize,
 }
 
 impl ImageRows {
+    /// Most further parts of a row; published models have three.
+    pub const MOST_DEEPSTACK: usize = 8;
+
+    /// Parts of a row.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        1 + self.deepstack.iter().flatten().count()
+    }
+
+    /// Elements of a row.
+    #[must_use]
+    pub fn row_width(&self) -> usize {
+        self.width * self.parts()
+    }
+
     /// Most of any image.
     #[must_use]
     pub const fn most(&self, patches: &Patches) -> usize {
@@ -236,6 +358,9 @@ impl ImageRows {
 pub struct ImageInput {
     /// How tokens of images see one another.
     pub attention: ImageAttention,
+    /// Parts of a row that are added to what the first layers have made of it, one after each of them, behind the part that
+    /// takes the token's place (DeepStack).
+    pub deepstack: usize,
     /// How images stand in a prompt.
     pub prompt: ImagePrompt,
 }
@@ -282,6 +407,12 @@ mod tests {
             most_pixels: 28 * 28 * 1280,
         },
         resampling: Resampling::Bicubic,
+        frames: Frames::One,
+        order: PatchOrder::Squares {
+            side: 2,
+            windows: None,
+        },
+        places: LearnedPlaces::None,
         mean: [0.5; 3],
         deviation: [0.5; 3],
     };

@@ -24,15 +24,15 @@ use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec,
 
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
 pub use image::{
-    Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize, ImageTooLong,
-    Patches, Resampling,
+    Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
+    ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap, Windows,
 };
 pub use latent::Latent;
 pub use recurrence::{
     DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution, StateNorm,
     TimeStepLimits,
 };
-pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
+pub use rope::{LongRope, LongRopeFactors, Rope, RopeAxes, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
 /// Shape and constants of one model: a decoder, an encoder whose output is pooled, or one of images.
@@ -559,6 +559,20 @@ impl ModelSpec {
             PooledResult::Embedding { .. } => None,
             PooledResult::Score(judgement) => Some(judgement),
         }
+    }
+
+    /// Elements of a row of an image, for a decoder that takes some.
+    #[must_use]
+    pub fn image_row_width(&self) -> Option<usize> {
+        let images = self.images?;
+        Some(self.hidden * (1 + images.deepstack))
+    }
+
+    /// Numbers of a token's position.
+    #[must_use]
+    pub fn position_axes(&self) -> usize {
+        let axes = self.ropes.iter().map(|rope| rope.axes.count());
+        axes.max().unwrap_or(1)
     }
 
     /// Whether the tokens of an image have to be computed in one pass.

@@ -19,6 +19,48 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// Whether a GGUF file's `rope_freqs.weight` divides these frequencies.
     pub file_factors: bool,
+    /// By which number of a position pairs turn.
+    pub axes: RopeAxes,
+}
+
+/// By which number of a position pairs turn, where it has several. Those of a text's tokens are all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeAxes {
+    /// All by its first.
+    One,
+    /// The first so many pairs by its time, the next by its row, and the rest by its column (Qwen 2 and 2.5 VL).
+    Sections([usize; 3]),
+    /// By its time, its row and its column in turn, as long as these have so many; the rest by its time (Qwen 3 VL).
+    Interleaved([usize; 3]),
+    /// The first half of the pairs by a patch's row, the other by its column, at the same frequencies.
+    Patch,
+}
+
+impl RopeAxes {
+    /// Numbers of a position.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Patch => 2,
+            Self::Sections(_) | Self::Interleaved(_) => 3,
+        }
+    }
+
+    /// The number that each of `pairs` pairs turns by.
+    #[must_use]
+    pub fn of_pairs(self, pairs: usize) -> Vec<u8> {
+        let of_pair = |pair: usize| match self {
+            Self::One => 0,
+            Self::Sections([time, ..]) if pair < time => 0,
+            Self::Sections([time, rows, _]) => u8::from(pair >= time + rows) + 1,
+            Self::Interleaved([_, rows, _]) if pair % 3 == 1 && pair < 3 * rows => 1,
+            Self::Interleaved([.., columns]) if pair % 3 == 2 && pair < 3 * columns => 2,
+            Self::Interleaved(_) => 0,
+            Self::Patch => u8::from(pair >= pairs / 2),
+        };
+        (0..pairs).map(of_pair).collect()
+    }
 }
 
 /// How rotation frequencies are changed. All of it is as `modeling_rope_utils.py` of Hugging Face
@@ -152,9 +194,17 @@ impl Rope {
     /// divides them by besides is not in them, nor are the tables of [`RopeScaling::LongRope`].
     #[must_use]
     pub fn inverse_frequencies(&self) -> Vec<f32> {
-        let count = self.dimensions;
-        let frequency = |pair: usize| self.theta.powf(-2.0 * pair as f64 / count as f64);
-        (0..count / 2)
+        // Each half of a patch's pairs begins anew.
+        let count = match self.axes {
+            RopeAxes::Patch => self.dimensions / 2,
+            _ => self.dimensions,
+        };
+        let turned = (count / 2).max(1);
+        let frequency = |pair: usize| {
+            self.theta
+                .powf(-2.0 * (pair % turned) as f64 / count as f64)
+        };
+        (0..self.dimensions / 2)
             .map(|pair| self.scaled(pair, frequency(pair)) as f32)
             .collect()
     }
@@ -236,6 +286,7 @@ mod tests {
             theta: 1e4,
             scaling,
             file_factors: false,
+            axes: RopeAxes::One,
         }
     }
 
@@ -276,6 +327,28 @@ mod tests {
             between.collect::<Vec<_>>()
         );
         assert!((yarn.attention_factor() - 1.138_629).abs() < 1e-6);
+    }
+
+    #[test]
+    fn pairs_turn_by_time_row_and_column() {
+        let of = |axes: RopeAxes, pairs| axes.of_pairs(pairs);
+        assert_eq!(of(RopeAxes::One, 2), [0, 0]);
+        let sections = of(RopeAxes::Sections([2, 1, 1]), 4);
+        assert_eq!(sections, [0, 0, 1, 2]);
+        let interleaved = of(RopeAxes::Interleaved([4, 2, 2]), 8);
+        assert_eq!(interleaved, [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(of(RopeAxes::Patch, 4), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn halves_of_a_patchs_pairs_have_the_same_frequencies() {
+        let patch = Rope {
+            dimensions: 8,
+            axes: RopeAxes::Patch,
+            ..rope(RopeScaling::None)
+        };
+        let found = patch.inverse_frequencies();
+        assert_eq!(found, [1.0, 0.01, 1.0, 0.01]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use lacuna_kernels::AttentionShape;
 
 use super::{
     AltUp, Attention, FeedForward, Gated, ImageRows, ImageSize, Laurel, LayerSpec, LearnedInput,
-    LearnedPositions, Mask, ModelSpec, OutputSpec, Patches, PerLayerInputs, Plain, Pooled,
-    PooledResult, ResidualScale, Rope, RopeScaling,
+    LearnedPlaces, LearnedPositions, Mask, Merge, ModelSpec, OutputSpec, PatchOrder, Patches,
+    PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope, RopeAxes, RopeScaling,
 };
 use crate::error::ConfigError;
 
@@ -154,10 +154,47 @@ impl ModelSpec {
             });
         }
         in_range("width of an image's rows", rows.width, limit::HIDDEN)?;
-        positive(
-            "norm_epsilon of an image's rows",
-            f64::from(rows.norm_epsilon),
-        )
+        for tap in rows.deepstack.iter().flatten() {
+            if tap.layer >= self.layers.len() {
+                return Err(ConfigError::OutOfRange {
+                    field: "layer that becomes a part of an image's rows",
+                    value: tap.layer,
+                    limit: self.layers.len().saturating_sub(1),
+                });
+            }
+        }
+        if let LearnedPlaces::Between { per_side } = patches.places {
+            in_range("learned places of a side", per_side, Patches::MOST_PER_SIDE)?;
+        }
+        if let PatchOrder::Squares { side, windows } = patches.order {
+            if side != rows.merged {
+                return Err(ConfigError::Unsupported {
+                    feature: format!(
+                        "patches in squares of {side} that become rows by {}",
+                        rows.merged
+                    ),
+                    supported: "rows of the same squares are",
+                });
+            }
+            if let Some(windows) = windows {
+                in_range(
+                    "squares of a window's side",
+                    windows.side,
+                    Patches::MOST_PER_SIDE,
+                )?;
+                in_range(
+                    "layers from one without windows to the next",
+                    windows.full_every,
+                    limit::LAYERS,
+                )?;
+            }
+        }
+        match rows.merge {
+            Merge::Mean { norm_epsilon } => {
+                positive("norm_epsilon of an image's rows", f64::from(norm_epsilon))
+            }
+            Merge::SideBySide => Ok(()),
+        }
     }
 
     fn validate_pooled(&self, pooled: &Pooled) -> Result<(), ConfigError> {
@@ -334,12 +371,25 @@ impl Rope {
             self.dimensions,
             AttentionShape::MAX_HEAD_DIM,
         )?;
-        if !self.dimensions.is_multiple_of(2) {
+        // Each half of a patch's has pairs of its own.
+        let least = if self.axes == RopeAxes::Patch { 4 } else { 2 };
+        if !self.dimensions.is_multiple_of(least) {
             return Err(ConfigError::OddHeadDim {
                 head_dim: self.dimensions,
             });
         }
         positive("rope theta", self.theta)?;
+        if let RopeAxes::Sections(sections) | RopeAxes::Interleaved(sections) = self.axes {
+            for pairs in sections {
+                if pairs > self.dimensions / 2 {
+                    return Err(ConfigError::OutOfRange {
+                        field: "pairs of a section of positions",
+                        value: pairs,
+                        limit: self.dimensions / 2,
+                    });
+                }
+            }
+        }
         self.validate_scaling()
     }
 

@@ -97,7 +97,7 @@ fn keeps_zeros(function: Activation) -> bool {
     leaves_zeros(function)
         || matches!(
             function,
-            Activation::Silu | Activation::GeluTanh | Activation::GeluErf
+            Activation::Silu | Activation::GeluTanh | Activation::GeluErf | Activation::QuickGelu
         )
 }
 

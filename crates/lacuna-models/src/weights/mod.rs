@@ -38,7 +38,7 @@ pub use rows::RowReads;
 pub(crate) use shares::active_bytes;
 use shares::looked_up;
 use source::Source;
-pub(crate) use source::{Names, is_outside, name_in};
+pub(crate) use source::{Names, is_of_images, is_outside, name_in};
 pub(crate) use stream::{Stream, Streams};
 pub(crate) use uses::{expert_uses, uses};
 
@@ -106,17 +106,38 @@ pub(crate) struct Rotation {
     /// The same in contexts of more tokens than this.
     beyond: Option<(usize, Vec<f32>)>,
     /// What rotated vectors are multiplied by.
-    pub(crate) attention_factor: f32,
+    attention_factor: f32,
+    /// Which number of a position turns each pair.
+    of_pair: Vec<u8>,
 }
 
 impl Rotation {
     /// Radians per token of each pair in contexts of up to `context_tokens` tokens. It is the context
     /// that a model runs with which decides, not how much of it is used: rows that were rotated one
     /// way cannot be mixed with rows rotated the other.
-    pub(crate) fn inverse_frequencies(&self, context_tokens: usize) -> &[f32] {
+    fn inverse_frequencies(&self, context_tokens: usize) -> &[f32] {
         match &self.beyond {
             Some((original, long)) if context_tokens > *original => long,
             _ => &self.inverse_frequencies,
+        }
+    }
+
+    /// Writes cosines, then sines, for each of `positions` of `axes` numbers, in contexts of `context_tokens`.
+    pub(crate) fn table(
+        &self,
+        cpu: &Cpu,
+        context_tokens: usize,
+        (positions, axes): (&[u32], usize),
+        out: &mut [f32],
+    ) {
+        let frequencies = self.inverse_frequencies(context_tokens);
+        let factor = self.attention_factor;
+        match axes {
+            1 => cpu.rope_table(out, positions, frequencies, factor),
+            _ => {
+                let positions = (positions, axes);
+                cpu.rope_table_of_axes(out, positions, &self.of_pair, frequencies, factor);
+            }
         }
     }
 }
@@ -270,6 +291,7 @@ impl Rotation {
             inverse_frequencies,
             beyond,
             attention_factor: rope.attention_factor(),
+            of_pair: rope.axes.of_pairs(rope.dimensions / 2),
         })
     }
 

@@ -153,9 +153,9 @@ pub(crate) fn is_outside(name: &str) -> bool {
 }
 
 /// Whether a tensor of this name belongs to what makes rows of images.
-fn is_of_images(name: &str) -> bool {
+pub(crate) fn is_of_images(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    ["vision_tower.", "multi_modal_projector."]
+    ["vision_tower.", "multi_modal_projector.", "visual."]
         .iter()
         .any(|part| name.starts_with(part))
 }
@@ -747,10 +747,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether a tensor of four dimensions has the rows of a matrix.
+/// Whether a tensor of four dimensions, or five if it has frames, has the rows of a matrix.
 fn is_convolution(found: &[usize], matrix: &[usize]) -> bool {
     match (found, matrix) {
-        ([found, channels @ ..], [rows, columns]) if channels.len() == 3 => {
+        ([found, channels @ ..], [rows, columns]) if matches!(channels.len(), 3 | 4) => {
             let all = channels
                 .iter()
                 .try_fold(1usize, |all, size| all.checked_mul(*size));

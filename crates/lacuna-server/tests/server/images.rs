@@ -34,7 +34,11 @@ fn start_seeing() -> Server {
 }
 
 fn start_seeing_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
-    let files = ModelFiles::open(&folder().join("hf")).expect("committed");
+    start_model(&folder(), change)
+}
+
+fn start_model(folder: &Path, change: impl FnOnce(&mut ServerConfig)) -> Server {
+    let files = ModelFiles::open(&folder.join("hf")).expect("committed");
     let model = Model::load(files).and_then(|model| with_images(model, None));
     let mut config = config();
     change(&mut config);
@@ -376,6 +380,43 @@ fn the_same_picture_is_found_computed_and_another_is_not() {
     let (same, other) = (cached(1), cached(2));
     assert!(same > 32, "{same}");
     assert!(other < same && other < 32, "{other}");
+}
+
+/// Images of their own shapes: 16, 10 tokens and one.
+#[test]
+fn images_of_all_shapes_are_answered_and_counted_as_they_are_computed() {
+    let folder = folder().join("../qwen3-vl");
+    let server = start_model(&folder, |_| {});
+    let url = |index: usize| {
+        let file = fs::read(folder.join(format!("image-{index}.png"))).expect("committed");
+        format!("data:image/png;base64,{}", STANDARD.encode(file))
+    };
+    let used = |images: &[usize]| {
+        let urls: Vec<String> = images.iter().map(|index| url(*index)).collect();
+        let asked = chat(&urls);
+        let counted = posted(
+            &server,
+            "/tokenize",
+            &json!({"messages": asked["messages"]}),
+        );
+        let reply = posted(&server, CHAT, &asked);
+        let used = reply
+            .pointer("/usage/prompt_tokens")
+            .and_then(Value::as_u64);
+        assert_eq!(counted["count"].as_u64(), used, "{images:?}: {reply}");
+        assert_eq!(
+            posted(&server, CHAT, &asked)["choices"],
+            reply["choices"],
+            "{images:?} again"
+        );
+        used.expect("a number")
+    };
+    let none = used(&[]);
+    for (images, tokens) in [(&[0][..], 16), (&[1], 10), (&[2], 1), (&[2, 0, 1], 27)] {
+        let marks = 2 * images.len() as u64;
+        assert_eq!(used(images), none + tokens + marks, "{images:?}");
+    }
+    assert_nothing_held(&server);
 }
 
 #[test]

@@ -1,0 +1,166 @@
+//! Encoders of images: a Hugging Face folder has one beside the model of language, GGUF in a file of its own (`mmproj`),
+//! along with what makes rows of the decoder's width. One file for each kind.
+
+use serde_json::{Map, Value};
+
+use super::{Description, Family, Spelling, qwen_vision, siglip};
+use crate::error::ConfigError;
+use crate::spec::ModelSpec;
+use crate::weights;
+use lacuna_files::gguf;
+use lacuna_files::huggingface::{Config, Folder};
+use lacuna_files::{Metadata, ModelFiles};
+
+/// Rows of the tensor of a name, if there is one.
+pub(super) type RowsOf<'a> = &'a dyn Fn(&str) -> Option<usize>;
+
+/// A kind of encoder.
+pub(super) struct Encoder {
+    /// What it is called in reports, and how its tensors are.
+    pub(super) family: &'static Family,
+    /// Types of projectors that GGUF files have with it.
+    pub(super) projectors: &'static [&'static str],
+    /// Classes of models that have it.
+    pub(super) classes: &'static [&'static str],
+    /// Reads the metadata of a file with such a projector.
+    pub(super) gguf: fn(&gguf::Metadata, RowsOf<'_>) -> Result<ModelSpec, ConfigError>,
+    /// Reads what a folder says of it, if it does.
+    pub(super) folder: fn(&Folder) -> Result<Option<ModelSpec>, ConfigError>,
+}
+
+/// All kinds.
+static ENCODERS: [&Encoder; 4] = [
+    &siglip::ENCODER,
+    &qwen_vision::QWEN_3,
+    &qwen_vision::QWEN_2_5,
+    &qwen_vision::QWEN_2,
+];
+
+/// What the keys of encoders begin with in GGUF files.
+pub(super) const KEYS: &str = "clip";
+
+/// The encoder of images in a model's files, or in the file beside them that has only that; `None` where there is
+/// none.
+///
+/// # Errors
+/// [`ConfigError`] for an encoder of another kind, and numbers that are missing or out of range.
+pub(crate) fn describe(files: &ModelFiles) -> Result<Option<Description>, ConfigError> {
+    match files.metadata() {
+        Metadata::Gguf(metadata) => describe_gguf(metadata, &|name| {
+            let tensor = files.tensors().get(name).ok().flatten();
+            tensor.and_then(|tensor| tensor.shape().first().copied())
+        }),
+        Metadata::HuggingFace(folder) if has_one(files) => described(of_folder(folder)?),
+        // Some folders say that there is one, and have it not.
+        Metadata::HuggingFace(_) => Ok(None),
+    }
+}
+
+/// That of a GGUF file with this metadata; `None` for a file of a model of language.
+///
+/// # Errors
+/// As [`describe`].
+pub(crate) fn describe_gguf(
+    metadata: &gguf::Metadata,
+    rows_of: RowsOf<'_>,
+) -> Result<Option<Description>, ConfigError> {
+    described(of_gguf(metadata, rows_of)?)
+}
+
+fn described(found: Found) -> Result<Option<Description>, ConfigError> {
+    let Some((encoder, spelling, spec)) = found else {
+        return Ok(None);
+    };
+    spec.validate()?;
+    Ok(Some(Description {
+        spec,
+        family: encoder.family,
+        spelling,
+    }))
+}
+
+/// Whether there are tensors of one.
+fn has_one(files: &ModelFiles) -> bool {
+    let mut tensors = files.tensors().iter();
+    tensors.any(|tensor| weights::is_of_images(tensor.name))
+}
+
+type Found = Option<(&'static Encoder, Spelling, ModelSpec)>;
+
+fn of_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<Found, ConfigError> {
+    if metadata.get::<&str>("general.architecture")? != Some(KEYS) {
+        return Ok(None);
+    }
+    let kind = match metadata.get::<&str>("clip.projector_type")? {
+        Some(kind) => Some(kind),
+        None => metadata.get::<&str>("clip.vision.projector_type")?,
+    };
+    let kind = kind.unwrap_or("(none)");
+    let Some(encoder) = ENCODERS.iter().find(|it| it.projectors.contains(&kind)) else {
+        return Err(ConfigError::Unsupported {
+            feature: format!("a projector of the type {kind}"),
+            supported: "gemma3, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
+        });
+    };
+    let spec = (encoder.gguf)(metadata, rows_of)?;
+    Ok(Some((encoder, Spelling::Gguf, spec)))
+}
+
+fn of_folder(folder: &Folder) -> Result<Found, ConfigError> {
+    let class = folder.config().class();
+    let Some(encoder) = ENCODERS.iter().find(|it| it.classes.contains(&class)) else {
+        return Ok(None);
+    };
+    let spec = (encoder.folder)(folder)?;
+    Ok(spec.map(|spec| (*encoder, Spelling::HuggingFace, spec)))
+}
+
+/// What a folder says of its model's encoder, if it says something.
+pub(super) fn vision_config(folder: &Folder) -> Result<Option<Config>, ConfigError> {
+    let vision = folder.config().map().get("vision_config");
+    let Some(vision) = vision.and_then(Value::as_object) else {
+        return Ok(None);
+    };
+    let mut vision = vision.clone();
+    // Older folders do not say what is clear from the model's class.
+    vision
+        .entry("model_type")
+        .or_insert_with(|| "vision".into());
+    let vision = serde_json::to_vec(&vision).unwrap_or_default();
+    Ok(Some(Config::parse(&vision)?))
+}
+
+/// What a folder says of how images are made ready.
+pub(super) fn preprocessing(folder: &Folder) -> Result<Map<String, Value>, ConfigError> {
+    Ok(folder.json("preprocessor_config.json")?.unwrap_or_default())
+}
+
+/// Mean and deviation of pixels where a file does not say them, as `transformers` and llama.cpp have them.
+pub(super) const USUAL_PIXELS: [f32; 3] = [0.5; 3];
+
+/// Mean and deviation of pixels.
+pub(super) fn pixels_of(preprocessing: &Map<String, Value>) -> [[f32; 3]; 2] {
+    ["image_mean", "image_std"].map(|key| {
+        let values = preprocessing.get(key).and_then(Value::as_array);
+        let numbers = values.map(|values| {
+            let numbers = values.iter().filter_map(Value::as_f64);
+            numbers.map(|number| number as f32).collect::<Vec<_>>()
+        });
+        let numbers = numbers.and_then(|numbers| numbers.try_into().ok());
+        numbers.unwrap_or(USUAL_PIXELS)
+    })
+}
+
+/// The same of a GGUF file.
+pub(super) fn pixels_of_gguf(metadata: &gguf::Metadata) -> Result<[[f32; 3]; 2], ConfigError> {
+    let three = |key: &str| -> Result<[f32; 3], ConfigError> {
+        let found = metadata.get::<Vec<f32>>(key)?;
+        Ok(found
+            .and_then(|it| it.try_into().ok())
+            .unwrap_or(USUAL_PIXELS))
+    };
+    Ok([
+        three("clip.vision.image_mean")?,
+        three("clip.vision.image_std")?,
+    ])
+}

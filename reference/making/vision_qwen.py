@@ -1,0 +1,327 @@
+"""Qwen's models that see: tiny random ones, what their encoders make of images of all shapes, what they say after text and
+images, and what their preprocessing makes of files."""
+
+import dataclasses
+import json
+import pathlib
+
+import gguf
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from safetensors.numpy import load_file
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen3_5Config, Qwen3VLConfig
+
+from . import bpe, models
+from .families import delta, fixture
+from .families.fixture import Fixture
+
+PATCH, MERGE = 4, 2
+MEAN, DEVIATION = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+LEAST, MOST = 8 * 8, 64 * 64  # pixels
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+BEGIN, END, PAD, VIDEO = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad", "video_pad"))
+# As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
+LETTERS = [*map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("Z") + 1))]
+TOKENS = (SPECIAL + [*"ĊĠ_."] + LETTERS)[: fixture.VOCAB - 1] + ["AB"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ item['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Pixels of width and height: wide, tall, and as small as may be.
+SIZES = [(64, 16), (16, 40), (8, 8)]
+TEXT = {**fixture.SMALL, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 2, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+TOKEN_IDS = {"image_token_id": PAD, "video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeing:
+    """A tiny model, and what is particular to its projector's file."""
+
+    made: Fixture
+    projector: str
+    deepstack: int = 0
+
+
+def rope(interleaved: bool) -> dict:
+    """Heads of 16: eight pairs, in sections of four, two and two."""
+    sections = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
+    return {"head_dim": 16, "rope_parameters": sections | ({"mrope_interleaved": True} if interleaved else {})}
+
+
+def qwen3_vl() -> Seeing:
+    vision = {
+        "depth": 4, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE,
+        "out_hidden_size": 16, "num_position_embeddings": 9, "deepstack_visual_indexes": [0, 2],
+    }
+    config = Qwen3VLConfig(text_config=TEXT | rope(True), vision_config=vision, tie_word_embeddings=True,
+                           architectures=["Qwen3VLForConditionalGeneration"], **TOKEN_IDS)
+
+    def parameters(writer, config):
+        writer.add_num_deepstack_layers(len(config["vision_config"]["deepstack_visual_indexes"]))
+
+    return Seeing(Fixture("qwen3-vl", config, 611, gguf.MODEL_ARCH.QWEN3VL, parameters), "qwen3vl_merger", 2)
+
+
+def qwen3_5() -> Seeing:
+    """Layers with states; half of a head turns, four pairs."""
+    sections = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True}
+    text = delta.SIZES | {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 2, "rope_parameters": sections, "tie_word_embeddings": True}
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE,
+        "out_hidden_size": 16, "num_position_embeddings": 16,
+    }
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True,
+                           architectures=["Qwen3_5ForConditionalGeneration"], **TOKEN_IDS)
+    made = Fixture("qwen3.5", config, 614, gguf.MODEL_ARCH.QWEN35, delta.parameters, delta.convert(True), norm_center=0.0,
+                   centers={"visual.": 1.0, **delta.CENTERS})
+    return Seeing(made, "qwen3vl_merger")
+
+
+def qwen2_text() -> dict:
+    """Without `head_dim`, which its class does not know: heads of 8, in sections of two, one and one."""
+    sections = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
+    return TEXT | {"hidden_size": 32, "rope_parameters": sections, "tie_word_embeddings": False}
+
+
+def qwen2_5_vl() -> Seeing:
+    """Windows of 16 pixels, which are two by two squares of patches, in all but every second layer."""
+    vision = {
+        "depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE,
+        "window_size": 16, "fullatt_block_indexes": [1, 3], "out_hidden_size": 32,
+    }
+    config = Qwen2_5_VLConfig(text_config=qwen2_text(), vision_config=vision,
+                              architectures=["Qwen2_5_VLForConditionalGeneration"], **TOKEN_IDS)
+    return Seeing(Fixture("qwen2.5-vl", config, 612, gguf.MODEL_ARCH.QWEN2VL), "qwen2.5vl_merger")
+
+
+def qwen2_vl() -> Seeing:
+    vision = {"depth": 3, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE,
+              "mlp_ratio": 3}
+    config = Qwen2VLConfig(text_config=qwen2_text(), vision_config=vision, architectures=["Qwen2VLForConditionalGeneration"],
+                           **TOKEN_IDS)
+    return Seeing(Fixture("qwen2-vl", config, 613, gguf.MODEL_ARCH.QWEN2VL), "qwen2vl_merger")
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
+    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
+    models.write_json(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "add_bos_token": False, "chat_template": TEMPLATE,
+    })
+    models.write_json(folder / "preprocessor_config.json", {
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
+        "image_mean": MEAN, "image_std": DEVIATION, "rescale_factor": 1 / 255, "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2,
+        "size": {"shortest_edge": LEAST, "longest_edge": MOST},
+    })
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def write_text(made: Fixture, folder: pathlib.Path) -> None:
+    config = fixture.text_config(json.loads((folder / "hf" / "config.json").read_text()))
+    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
+    fixture.add_common(writer, config, made.says_heads)
+    made.parameters(writer, config)
+    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (fixture.VOCAB - len(SPECIAL))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    for name, values in fixture.gguf_tensors(made, folder, config["num_hidden_layers"]).items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    models.close(writer)
+
+
+def projector_name(name: str, deepstack: list[int], names) -> str:
+    """As the converter calls a tensor of the encoder."""
+    if name.startswith("visual.deepstack_merger_list."):
+        number, part, suffix = name.removeprefix("visual.deepstack_merger_list.").split(".")
+        return f"v.deepstack.{deepstack[int(number)]}.{part.replace('linear_', '')}.{suffix}"
+    for theirs, converted in (("visual.merger.norm", "v.post_ln"), ("visual.merger.linear_fc1", "mm.0"),
+                              ("visual.merger.linear_fc2", "mm.2")):
+        if name.startswith(theirs):
+            return converted + name.removeprefix(theirs)
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def projector_tensors(name: str, values: np.ndarray, apart: bool):
+    """The two frames of patches apart, and queries, keys and values where the converter takes those apart."""
+    if name == "visual.patch_embed.proj.weight":
+        yield from (("v.patch_embd.weight", values[:, :, 0]), ("v.patch_embd.weight.1", values[:, :, 1]))
+    elif ".qkv." in name and apart:
+        yield from ((name.replace("qkv", part), values) for part, values in zip("qkv", np.split(values, 3)))
+    else:
+        yield name, values
+
+
+def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
+    """The encoder and the merger as the converter writes them."""
+    config = json.loads((folder / "hf" / "config.json").read_text())
+    vision = config["vision_config"]
+    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
+    writer.add_type("mmproj")
+    writer.add_name("Tiny random projector")
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type(seeing.projector)
+    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
+    positions = vision.get("num_position_embeddings")
+    writer.add_vision_image_size(560 if positions is None else int(positions**0.5 * PATCH))
+    writer.add_vision_patch_size(PATCH)
+    writer.add_vision_embedding_length(vision.get("embed_dim", vision["hidden_size"]))
+    # Of Qwen2-VL it writes the width of the decoder.
+    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
+    writer.add_vision_block_count(vision["depth"])
+    writer.add_vision_head_count(vision["num_heads"])
+    writer.add_vision_image_mean(MEAN)
+    writer.add_vision_image_std(DEVIATION)
+    writer.add_vision_min_pixels(LEAST)
+    writer.add_vision_max_pixels(MOST)
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    deepstack = vision.get("deepstack_visual_indexes", [])
+    if newer := seeing.projector == "qwen3vl_merger":
+        writer.add_vision_use_gelu(True)
+        writer.add_vision_spatial_merge_size(MERGE)
+        writer.add_vision_is_deepstack_layers([layer in deepstack for layer in range(vision["depth"])])
+    if "fullatt_block_indexes" in vision:
+        writer.add_vision_use_silu(True)
+        writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
+        writer.add_vision_window_size(vision["window_size"])  # written where it is not 112
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
+    for name, values in load_file(folder / "hf" / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        if not name.startswith("visual."):
+            continue
+        for name, values in projector_tensors(name, values, apart=not newer):
+            found = name if name.startswith("v.") else projector_name(name, deepstack, names)
+            writer.add_tensor(found, np.ascontiguousarray(values))
+    models.close(writer)
+
+
+# --- expected --------------------------------------------------------------------------------
+
+
+def draw_images(random) -> list[np.ndarray]:
+    """Soft gradients with noise, so that no two patches are alike."""
+    made = []
+    for width, height in SIZES:
+        row, column = np.mgrid[0:height, 0:width] / np.array([height, width])[:, None, None]
+        slopes = random.uniform(-200, 200, (2, 3))
+        values = 128 + row[..., None] * slopes[0] + column[..., None] * slopes[1]
+        values += random.normal(0, 30, (height, width, 3))
+        made.append(np.clip(np.round(values), 0, 255).astype(np.uint8))
+    return made
+
+
+def prompt(random, images: list[int]) -> list:
+    """Text, images between their marks, and text; an image is written as `{"image": index}`."""
+    text = lambda count: [int(token) for token in random.integers(len(SPECIAL), fixture.VOCAB, count)]
+    parts = text(7)
+    for image in images:
+        parts += [BEGIN, {"image": image}, END, *text(5)]
+    return parts
+
+
+def tokens_of(parts: list, counts: list[int]) -> list[int]:
+    return [token for part in parts for token in ([PAD] * counts[part["image"]] if isinstance(part, dict) else [part])]
+
+
+@torch.no_grad()
+def expected(folder: pathlib.Path, seeing: Seeing) -> None:
+    loaded = fixture.load(seeing.made, folder / "hf")
+    random = np.random.default_rng(1000 + seeing.made.seed)
+    images = draw_images(random)
+    processor = Qwen2VLImageProcessor.from_pretrained(folder / "hf")
+    pixels, grids = [], []
+    for index, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"image-{index}.png")
+        made = processor(Image.fromarray(image), return_tensors="pt")
+        grids.append(made["image_grid_thw"])
+        # In double precision, which the processor does not compute in: the same order of the same pixels.
+        order = processor(Image.fromarray(image), do_normalize=False, do_rescale=False, return_tensors="pt")["pixel_values"]
+        channels = order.double().reshape(len(order), 3, -1) / 255
+        normed = (channels - torch.tensor(MEAN).double()[:, None]) / torch.tensor(DEVIATION).double()[:, None]
+        pixels.append(normed.reshape(len(order), -1))
+        assert torch.allclose(pixels[-1], made["pixel_values"].double(), atol=1e-6)
+    # The same, decoded: red, green and blue of each pixel, row by row.
+    (folder / "images.u8").write_bytes(b"".join(image.tobytes() for image in images))
+    rows = []
+    for values, grid in zip(pixels, grids):
+        found = loaded.model.get_image_features(values, grid, return_dict=True)
+        parts = [found.pooler_output[0]] + [one[0] for one in getattr(found, "deepstack_features", [])]
+        rows.append(torch.cat(parts, dim=-1).to(torch.float32).numpy().astype("<f4"))
+    np.concatenate([one.reshape(-1) for one in rows]).tofile(folder / "features.f32")
+    counts = [len(one) for one in rows]
+    cases, logits = [], []
+    for which in ([0], [2, 0, 1]):
+        parts = prompt(random, which)
+        tokens = torch.tensor([tokens_of(parts, counts)])
+        found = loaded(
+            input_ids=tokens, pixel_values=torch.cat([pixels[image] for image in which]),
+            image_grid_thw=torch.cat([grids[image] for image in which]), mm_token_type_ids=(tokens == PAD).int(), use_cache=False,
+        ).logits[0]
+        logits.append(found.to(torch.float32).numpy().astype("<f4"))
+        cases.append({"parts": parts})
+    np.concatenate(logits).tofile(folder / "logits.f32")
+    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size, "deepstack": seeing.deepstack,
+             "images": [{"size": size, "grid": [grid[0, 1].item() // MERGE, grid[0, 2].item() // MERGE]}
+                        for size, grid in zip(SIZES, grids)],
+             "cases": cases}
+    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+
+
+@fixture.in_double()
+def make_one(folder: pathlib.Path, seeing: Seeing) -> None:
+    torch.manual_seed(0)
+    write_hf(folder / "hf", fixture.draw(seeing.made))
+    write_text(seeing.made, folder)
+    write_projector(seeing, folder)
+    expected(folder, seeing)
+
+
+# --- preprocessing ---------------------------------------------------------------------------
+
+SQUARE = 14 * 14  # pixels, of two by two patches of 7
+BOUNDS = [(4 * SQUARE, 16 * SQUARE), (SQUARE, 4 * SQUARE), (20 * SQUARE, 64 * SQUARE)]
+
+
+def preprocessing(images: pathlib.Path) -> None:
+    """What transformers makes of the files in `images/`, within bounds that make them smaller, larger, or neither."""
+    about, pixels = [], b""
+    for least, most in BOUNDS:
+        processor = Qwen2VLImageProcessor(patch_size=7, size={"shortest_edge": least, "longest_edge": most})
+        sizes = {}
+        for name in json.loads((images / "expected.json").read_text())["files"]:
+            read = ImageOps.exif_transpose(Image.open(images / name)).convert("RGB")
+            made = processor(read, do_normalize=False, do_rescale=False, return_tensors="np")
+            _, rows, columns = made["image_grid_thw"][0]
+            blocks = made["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 7, 7)[:, :, :, :, :, 0]
+            whole = blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 7, columns * 7, 3)
+            sizes[name] = [int(columns) * 7, int(rows) * 7]
+            pixels += np.clip(np.round(whole), 0, 255).astype(np.uint8).tobytes()
+        about.append({"least_pixels": least, "most_pixels": most, "sizes": sizes})
+    (images / "own-size.u8").write_bytes(pixels)
+    (images / "own-size.json").write_text(json.dumps(about) + "\n")
+
+
+def make(out: pathlib.Path) -> None:
+    for seeing in (qwen3_vl(), qwen3_5(), qwen2_5_vl(), qwen2_vl()):
+        make_one(out / "vision" / seeing.made.name, seeing)
+    preprocessing(out / "images")
