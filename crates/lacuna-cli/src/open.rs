@@ -69,7 +69,9 @@ pub fn open_to_run_files(
     }
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
-    load_as(args, files, residency)
+    // Devices compute no images yet, and of a folder its own would be refused.
+    let sees = config.device.is_none() || args.mmproj.is_some();
+    load_as(args, files, residency, sees)
 }
 
 impl DeviceArgs {
@@ -135,8 +137,14 @@ impl ServiceArgs {
     }
 }
 
-/// Loads a model with weights where `residency` says, and tells how they are read.
-fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<Arc<Model>> {
+/// Loads a model with weights where `residency` says, and what makes rows of images for it if it is to see, and tells how they
+/// are read.
+fn load_as(
+    args: &ModelArgs,
+    files: ModelFiles,
+    residency: Residency,
+    sees: bool,
+) -> Result<Arc<Model>> {
     let mut bars = Bars::default();
     let loading = Loading {
         residency,
@@ -171,6 +179,9 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
                 output::bytes(streamed)
             ),
         }
+    }
+    if !sees {
+        return Ok(Arc::new(model));
     }
     let model = lacuna_models::with_images(model, args.mmproj.as_deref());
     let model = model.with_context(|| format!("cannot load the eyes of `{}`", args.model))?;

@@ -183,11 +183,11 @@ impl Header {
     /// Bytes of memory that making a picture of at most so many pixels of a side of the file takes at most.
     #[must_use]
     pub fn preprocessing_bytes(&self, [width, height]: [usize; 2]) -> u64 {
-        // It may lie on its side.
         let longer = u64::from(self.width.max(self.height));
-        let (width, height) = (width as u64, height as u64);
+        // It may lie on its side, and then these are the other way round.
+        let sides = [width.max(height) as u64, width.min(height) as u64];
         // Resizing has rows of the old height and the new width.
-        self.decoding_bytes() + width * (longer + height) * 3
+        self.decoding_bytes() + sides[0] * (longer + sides[1]) * 3
     }
 
     /// Decodes `file`, whose header this is: turned as it says that it is to be looked at, without transparency, of

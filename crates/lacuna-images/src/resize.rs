@@ -1,6 +1,6 @@
 //! Resizing as Pillow does it: a filter as wide as some pixels of the smaller image, along rows and then along
-//! columns, with weights of 22 bits and a rounding to bytes after each. Pillow may take columns first where that is
-//! less work, which rounds otherwise by one.
+//! columns, with weights of 22 bits and a rounding to bytes after each. From release 13 on Pillow
+//! takes columns first where that is less work.
 //!
 //! Models were trained on what Pillow, or kernels that follow it, made of their images.
 

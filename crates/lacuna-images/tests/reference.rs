@@ -106,10 +106,10 @@ fn preprocessing_to_other_sizes_is_the_references_to_one_in_255() {
             assert_eq!(found.size(), size);
             let error = worst(found.pixels(), wanted);
             println!("{name}, bounds {index}: {error}");
-            let most = if expected.files[&name].lossy {
-                LOSSY
-            } else {
-                1
+            // A cubic filter's weights come to more than one before those below zero are taken off.
+            let most = match expected.files[&name].lossy {
+                true => LOSSY + 2,
+                false => 1,
             };
             assert!(error <= most, "{name}, bounds {index}: {error}");
         }

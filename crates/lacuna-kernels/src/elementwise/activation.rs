@@ -109,10 +109,11 @@ impl Function for QuickGelu {
     fn of<S: Simd>(self, s: S, x: S::F) -> S::F {
         // Limited, so that the exponential stays finite: the result is below 1e-36 there. NaN passes.
         let x = s.max(s.splat(-51.0), x);
+        let near = at_most(s, x, 51.0);
         // The exponent as a sum of two, because the exponential makes an error in it one that is up to 88 times as large.
-        let [exponent, rest] = product(s, x, s.splat(-1.702));
+        let [exponent, rest] = product(s, near, s.splat(-1.702));
         // What f32 drops of the factor.
-        let rest = s.fused(x, s.splat(2.193_451e-8), rest);
+        let rest = s.fused(near, s.splat(2.193_451e-8), rest);
         let power = exp(s, exponent);
         s.div(x, s.add(s.splat(1.0), s.fused(power, rest, power)))
     }

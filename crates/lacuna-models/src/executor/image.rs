@@ -121,8 +121,8 @@ impl<'a> ImageBatch<'a> {
 /// The numbers of squares of a grid, row by row or window by window, and where windows are among them.
 fn in_windows(squares: Grid, windows: Option<Windows>) -> (Vec<usize>, Vec<Range<usize>>) {
     let Some(Windows { side, .. }) = windows else {
-        let count = squares.count();
-        return ((0..count).collect(), vec![0..count]);
+        let all = 0..squares.count();
+        return (all.clone().collect(), vec![all]);
     };
     let (mut order, mut found) = (Vec::with_capacity(squares.count()), Vec::new());
     for top in (0..squares.rows).step_by(side) {
