@@ -558,7 +558,7 @@ impl Engine {
             let likely = drafter.guess(&mut [wish], step, &mut self.pace, &Instant::now);
             count = self.pace.allot(&likely, 1, spare)[0];
         }
-        let prepared = count > 0 && session.sequence.prepare(1 + count).is_ok();
+        let prepared = count > 0 && session.prepare_guesses(count, &self.cache);
         session.keep_guesses(if prepared { count } else { 0 })
     }
 
@@ -597,6 +597,12 @@ impl Engine {
             if !right || !goes_on {
                 break;
             }
+        }
+        if let Some(segment) = session.rewound(sampled) {
+            // Without it the sequence is spent, and the next step computes it again.
+            self.model
+                .rewind(&self.cpu, &mut [segment], &mut self.scratch)
+                .ok();
         }
         session.judge(sampled, &mut self.drafts);
         self.pace.observe(1, rows, sampled, begun.elapsed());
@@ -695,6 +701,9 @@ impl Engine {
             if let Err(KvError::Pages(_) | KvError::NotNow { .. }) = prepared
                 && self.drafter.as_mut().is_some_and(Drafter::give_up_one)
             {
+                continue;
+            }
+            if prepared.is_err() && sequence.release_rewind_memory() > 0 {
                 continue;
             }
             let requested = match prepared {
@@ -866,6 +875,14 @@ impl Engine {
         let logits = pass(&self.model, &self.cpu, memory, segments)?;
         let tokenizer = self.model.tokenizer();
         Ok(Pass { logits, tokenizer })
+    }
+
+    /// Takes states back to the first tokens of the last pass, those of each of `segments`.
+    ///
+    /// # Errors
+    /// [`EngineError::Forward`] before anything is computed.
+    pub(crate) fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
+        Ok(self.model.rewind(&self.cpu, segments, &mut self.scratch)?)
     }
 
     /// Whether activations of earlier passes are still in memory.

@@ -25,6 +25,13 @@ pub(crate) trait ModelRunner: Send {
     /// [`EngineError`] before anything is computed.
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError>;
 
+    /// Takes states back to the first tokens of the last pass, those of each of `segments`
+    /// ([`Model::rewind`](lacuna_models::Model::rewind)), which are still to be accepted.
+    ///
+    /// # Errors
+    /// [`EngineError`] for what no pass could compute; those sequences are spent once tokens are accepted.
+    fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError>;
+
     /// The largest batch one pass takes.
     fn batch_limits(&self) -> BatchLimits;
 
@@ -119,6 +126,10 @@ pub(crate) trait ModelRunner: Send {
 impl ModelRunner for Engine {
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
         Self::forward(self, segments)
+    }
+
+    fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
+        Self::rewind(self, segments)
     }
 
     fn batch_limits(&self) -> BatchLimits {

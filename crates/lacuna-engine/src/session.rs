@@ -1,10 +1,10 @@
 //! A session: the tokens of one conversation, how far they are in the KV cache, and its sampler.
 
-use lacuna_kv::{KvError, KvReport, Sequence};
+use lacuna_kv::{KvCache, KvError, KvReport, Sequence};
 use lacuna_models::{LogitRows, Segment, Shown};
 
 use crate::sampler::Sampler;
-use crate::speculation::{Draft, Drafts, Speculator, Wish};
+use crate::speculation::{Draft, Drafts, Speculator, Wish, has_twice, rewound};
 
 /// Tokens a session makes room for at once, 4 MiB of address space; longer ones grow as they fill.
 const TOKENS_AT_ONCE: usize = 1 << 20;
@@ -66,10 +66,9 @@ impl Session {
         }
     }
 
-    /// The same, some of whose tokens are guessed, from those there were or by others alone. Where layers keep states
-    /// nothing is: a state cannot go back to where the last right guess was.
+    /// The same, some of whose tokens are guessed, from those there were or by others alone.
     pub(crate) fn speculating(mut self, from_history: bool) -> Self {
-        let guesses = !self.sequence.geometry().has_states();
+        let guesses = self.sequence.geometry().can_rewind();
         let tokens = from_history.then(|| self.sequence.capacity());
         self.speculator = guesses.then(|| Speculator::new(tokens, None));
         self
@@ -299,6 +298,19 @@ impl Session {
         })
     }
 
+    /// Prepares the pending token and `count` guesses, if there is memory for that in the pool of `cache`, and as much again
+    /// where states are to be able to go back.
+    pub(crate) fn prepare_guesses(&mut self, count: usize, cache: &KvCache) -> bool {
+        let bytes = self.sequence.rewind_bytes_to_take(1 + count);
+        has_twice(cache, bytes) && self.sequence.prepare_to_rewind(1 + count).is_ok()
+    }
+
+    /// The first `rows` tokens of the step, if states have to go back to them.
+    pub(crate) fn rewound(&mut self, rows: usize) -> Option<Segment<'_>> {
+        let speculator = self.speculator.as_ref()?;
+        rewound(&mut self.sequence, speculator, rows)
+    }
+
     /// The pending token and the guesses, with a row of logits each.
     pub(crate) fn drafted(&mut self) -> Segment<'_> {
         let speculator = self.speculator.as_ref();
@@ -419,7 +431,7 @@ mod tests {
     /// Lets the state list all tokens up to `end`.
     fn advance(session: &mut Session, end: usize) {
         let start = session.sequence.len();
-        let state = session.sequence.state(Layer(1));
+        let state = session.sequence.state(Layer(1)).after;
         if let Some((count, listed)) = state.split_first_mut() {
             let tokens = &session.tokens[..end];
             assert_eq!(*count, start as f32, "the state after other tokens");
@@ -528,7 +540,7 @@ mod tests {
         session.extend(&[1, 2, 3]);
         for back in [299, 0] {
             session.sequence.prepare(3).expect("memory");
-            session.sequence.state(Layer(1))[0] = f32::NAN;
+            session.sequence.state(Layer(1)).after[0] = f32::NAN;
             session.recover().expect("pages go back");
             assert_eq!(session.sequence.len(), back);
             session.keep_at.clear();

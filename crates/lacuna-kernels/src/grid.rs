@@ -47,15 +47,24 @@ pub(crate) struct Block<'a, T> {
 /// its state; see [`Grid::run_with_states`].
 pub(crate) struct Band<'a, T> {
     rows: Range<usize>,
+    /// What the state begins as, where that is kept.
+    before: Option<&'a [T]>,
     state: Shared<T>,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T> Band<'a, T> {
-    pub(crate) fn new(rows: Range<usize>, state: &'a mut [T]) -> Self {
+    /// # Panics
+    /// When `before` is there and not as long as `state`.
+    pub(crate) fn new(rows: Range<usize>, before: Option<&'a [T]>, state: &'a mut [T]) -> Self {
+        assert!(
+            before.is_none_or(|before| before.len() == state.len()),
+            "a state is as long as it was before"
+        );
         Self {
             rows,
+            before,
             len: state.len(),
             state: Shared(state.as_mut_ptr()),
             borrow: PhantomData,
@@ -206,7 +215,8 @@ impl<'a, T: Send> Grid<'a, T> {
 
     /// Cuts the rows of each band into pieces of columns, as wide as blocks are, and its state into as many
     /// pieces of `each` elements, the last of which may be shorter; calls `task(block, piece)` once for
-    /// every pair, on all threads of `pool`. Other rows are left alone.
+    /// every pair, on all threads of `pool`. A piece has then what it was before, where that is kept elsewhere: it is
+    /// copied by the task, so that it is in its caches. Other rows are left alone.
     ///
     /// # Panics
     /// When bands do not ascend, are no rows of the matrix, or a state is not so many pieces.
@@ -217,7 +227,7 @@ impl<'a, T: Send> Grid<'a, T> {
         pool: &Pool<S>,
         task: impl Fn(Block<'_, T>, &mut [T]) + Sync,
     ) where
-        T: Sync,
+        T: Copy + Sync,
     {
         let across = self.width.div_ceil(self.block_cols);
         let mut end = 0;
@@ -255,6 +265,9 @@ impl<'a, T: Send> Grid<'a, T> {
                 let len = each.min(band.len - start);
                 std::slice::from_raw_parts_mut(band.state.0.add(start), len)
             };
+            if let Some(before) = band.before {
+                state.copy_from_slice(&before[start..start + state.len()]);
+            }
             task(block, state);
         });
     }
@@ -461,9 +474,9 @@ mod tests {
         let pool = Pool::new(NonZeroUsize::new(3).expect("not zero"), || ()).expect("threads");
         let (width, columns, each) = (7, 3, 5);
         let mut out = vec![0; 6 * width];
-        let mut states = [[1; 12], [2; 12]];
+        let (mut states, before) = ([[1; 12], [7; 12]], [2; 12]);
         let [a, b] = &mut states;
-        let mut bands = [Band::new(1..2, a), Band::new(2..5, b)];
+        let mut bands = [Band::new(1..2, None, a), Band::new(2..5, Some(&before), b)];
         let grid = Grid::new(&mut out, width, 1, columns);
         grid.run_with_states(&mut bands, each, &pool, |mut block, state| {
             for row in block.rows() {
@@ -471,7 +484,7 @@ mod tests {
             }
             state.iter_mut().for_each(|x| *x += 10);
         });
-        assert_eq!(states, [[11; 12], [12; 12]]);
+        assert_eq!((states, before), ([[11; 12], [12; 12]], [2; 12]));
         let rows = [0, 1, 2, 2, 2, 0];
         let expected = rows.iter().flat_map(|x| std::iter::repeat_n(*x, width));
         assert!(out.into_iter().eq(expected));
@@ -483,7 +496,7 @@ mod tests {
         let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
         let mut states = [[0; 4], [0; 4]];
         let [a, b] = &mut states;
-        let mut bands = [Band::new(0..2, a), Band::new(1..3, b)];
+        let mut bands = [Band::new(0..2, None, a), Band::new(1..3, None, b)];
         Grid::new(&mut [0; 6], 2, 1, 2).run_with_states(&mut bands, 4, &pool, |_, _| ());
     }
 

@@ -60,5 +60,5 @@ pub use experts::{
 };
 pub use level::Level;
 pub use matrix::{Matrix, ShapeError};
-pub use recurrence::{Convolution, KeyHeads, Rule, Scan, ScanShape};
+pub use recurrence::{Convolution, KeyHeads, Rule, Scan, ScanShape, State};
 pub use view::{RowLayout, Run, RunMut, Runs, View, ViewError};

@@ -13,6 +13,8 @@
 //! `taps - 1` tokens, `[taps - 1, 16]`, the oldest first; of a scan, for each head and 16 columns,
 //! `[key_dim, 16]`. What is missing to 16 is 0. Where no token has been, all is 0.
 
+use std::ops::Range;
+
 use crate::elementwise::activation::Function;
 use crate::grid::Block;
 use crate::simd::{Kernel, LANES, Simd, padded};
@@ -38,6 +40,39 @@ impl Convolution<'_> {
     /// f32 elements of the state of so many channels.
     pub const fn state_len(channels: usize, taps: usize) -> usize {
         channels.next_multiple_of(LANES) * (taps - 1)
+    }
+}
+
+/// The state of one sequence that some tokens change.
+#[derive(Debug)]
+pub struct State<'a> {
+    /// What it is before them, where that is to stay as it is. Else `after` holds it.
+    pub before: Option<&'a [f32]>,
+    /// What it is after them, once they are computed.
+    pub after: &'a mut [f32],
+}
+
+impl<'a> State<'a> {
+    /// The elements of `range`.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[must_use]
+    pub fn part(self, range: Range<usize>) -> Self {
+        Self {
+            before: self.before.map(|before| &before[range.clone()]),
+            after: &mut self.after[range],
+        }
+    }
+}
+
+impl<'a> From<&'a mut [f32]> for State<'a> {
+    /// Changed in its place.
+    fn from(state: &'a mut [f32]) -> Self {
+        Self {
+            before: None,
+            after: state,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use lacuna_kernels::{Activation, Convolution, Cpu, KeyHeads, Level, Rule, Scan, ScanShape};
+use lacuna_kernels::{Activation, Convolution, Cpu, KeyHeads, Level, Rule, Scan, ScanShape, State};
 use support::{Random, cpu, levels};
 
 fn close(out: &[f32], expected: &[f64], case: &str) {
@@ -296,6 +296,34 @@ fn scans_match_f64_however_tokens_are_cut_and_shared() {
                     "{level:?} {threads} threads, {chunk} tokens"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn a_state_that_is_kept_is_left_as_it_is_and_gone_on_from_beside_it() {
+    let levels = levels();
+    for cpu in levels.into_iter().map(|level| cpu(level, 3)) {
+        for case in scans() {
+            let len = case.shape.state_len();
+            let before = Random::new(21).units(len);
+            let (mut values, mut state) = (case.values.clone(), before.clone());
+            case.run(&cpu, &mut values, 0, &mut [(Heads::TOKENS, &mut state)]);
+            let (mut again, mut after) = (case.values.clone(), vec![f32::NAN; len]);
+            let beside = State {
+                before: Some(&before),
+                after: &mut after,
+            };
+            let scan = Scan {
+                shape: case.shape,
+                queries: &case.queries,
+                keys: &case.keys,
+                decay: &case.decay,
+                strength: &case.strength,
+                skip: case.skip.as_deref(),
+            };
+            cpu.scan(&mut again, &scan, [(Heads::TOKENS, beside)].into_iter());
+            assert!(again == values && after == state);
         }
     }
 }

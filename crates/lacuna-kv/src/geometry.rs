@@ -146,12 +146,17 @@ pub struct Geometry {
     layers: Arc<[LayerCache]>,
     /// Elements of each layer's state; nothing at all where no layer keeps one.
     states: Arc<[usize]>,
+    /// Elements for each token of what each layer's state is changed by; nothing where that is not known.
+    state_inputs: Arc<[usize]>,
     elements: KvElements,
 }
 
 impl Geometry {
     /// States begin on this boundary: that of the widest vectors.
     const STATE_ALIGNMENT: usize = 64;
+
+    /// Tokens of a step that can go back to its first, at most.
+    pub const MOST_REWOUND_TOKENS: usize = 1024;
 
     /// Bytes a process can address on the 64-bit systems this runs on.
     const ADDRESS_SPACE: usize = 1 << 47;
@@ -170,6 +175,7 @@ impl Geometry {
         Self {
             layers: std::iter::repeat_n(LayerCache::Rows(rows), layers).collect(),
             states: Arc::default(),
+            state_inputs: Arc::default(),
             elements,
         }
     }
@@ -182,6 +188,7 @@ impl Geometry {
         let geometry = Self {
             layers: layers.into(),
             states: Arc::default(),
+            state_inputs: Arc::default(),
             elements,
         };
         geometry.check_layers()?;
@@ -189,7 +196,7 @@ impl Geometry {
     }
 
     /// The same layers, each of which also keeps a state of so many f32 elements; none for 0. What is in
-    /// a state is the layer's own affair.
+    /// a state is the layer's own affair, and what changes it is not known yet.
     ///
     /// # Errors
     /// [`KvError::States`] unless there is a number for every layer, [`KvError::StatesTooLarge`], and as
@@ -219,6 +226,34 @@ impl Geometry {
         };
         geometry.validate()?;
         Ok(geometry)
+    }
+
+    /// The same, each of whose states a token changes by what it makes of so many f32 elements. A step can then go back
+    /// to its first tokens ([`Sequence::rewind`](crate::Sequence::rewind)).
+    ///
+    /// # Errors
+    /// [`KvError::States`] unless there is a number for every layer, and [`KvError::StatesTooLarge`].
+    pub fn with_state_inputs(self, inputs: Vec<usize>) -> Result<Self, KvError> {
+        let layers = self.layers.len();
+        if inputs.len() != layers {
+            let states = inputs.len();
+            return Err(KvError::States { layers, states });
+        }
+        let sum = inputs.iter().try_fold(0, |sum: usize, &elements| {
+            sum.checked_add(elements.checked_mul(size_of::<f32>())?)
+        });
+        let limit = Self::ADDRESS_SPACE;
+        match sum {
+            // Those of as many tokens as a step may go back from.
+            Some(sum) if sum < limit / Self::MOST_REWOUND_TOKENS => Ok(Self {
+                state_inputs: match self.has_states() {
+                    true => inputs.into(),
+                    false => Arc::default(),
+                },
+                ..self
+            }),
+            _ => Err(KvError::StatesTooLarge { limit }),
+        }
     }
 
     /// Checks that there is something to hold, that layers read rows that are there, and that sizes
@@ -404,6 +439,44 @@ impl Geometry {
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         self.state_places().last().map_or(0, |place| place.end)
+    }
+
+    /// Whether a step can go back to its first tokens: there are no states, or it is known what changes them.
+    #[must_use]
+    pub fn can_rewind(&self) -> bool {
+        !self.has_states() || !self.state_inputs.is_empty()
+    }
+
+    /// Elements for each token of what changes the state of `layer`; 0 where that is not known.
+    #[must_use]
+    pub fn state_input_elements(&self, layer: Layer) -> usize {
+        self.state_inputs.get(layer.0).copied().unwrap_or(0)
+    }
+
+    /// Bytes that a step of `tokens` tokens takes beside states so that it can go back to its first: a second place for
+    /// all states, and what changes them.
+    #[must_use]
+    pub fn rewind_bytes(&self, tokens: usize) -> usize {
+        match self.has_states() {
+            true => self.state_bytes() + tokens * self.state_input_bytes(),
+            false => 0,
+        }
+    }
+
+    /// Bytes of what changes all states, for each token.
+    pub(crate) fn state_input_bytes(&self) -> usize {
+        self.state_inputs.iter().sum::<usize>() * size_of::<f32>()
+    }
+
+    /// Elements of the inputs of all layers before each, for each token.
+    pub(crate) fn state_input_places(&self) -> Arc<[Range<usize>]> {
+        let mut end = 0;
+        let place = |elements: &usize| {
+            let start = end;
+            end += elements;
+            start..end
+        };
+        self.state_inputs.iter().map(place).collect()
     }
 
     /// The bytes of each layer's state where all of them lie one after the other.

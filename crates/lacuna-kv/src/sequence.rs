@@ -5,13 +5,14 @@
 //! there; rows that were prepared and not accepted are overwritten by the next step. After that
 //! `release_passed` gives back what windows have left behind; `prepare` does it too.
 //!
-//! States are changed in place, so a step that changed them and is not accepted whole leaves none.
+//! States are changed in place, so a step that changed them and is not accepted whole leaves none; but for one that
+//! `prepare_to_rewind` has prepared, which changes none and can go back to its first tokens with `rewind`.
 
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lacuna_kernels::{RunMut, View};
+use lacuna_kernels::{RunMut, State as StateView, View};
 use lacuna_pages::{Buffer, PagePin, PageRange, Pool};
 
 use crate::cache::to_usize;
@@ -185,6 +186,33 @@ impl Sequence {
     /// [`Sequence::is_spent`]. Every row and state is as it was then, and so is the memory, unless a policy that copies to grow was
     /// half-way through its layers, or there was some for rows and none for states.
     pub fn prepare(&mut self, rows: usize) -> Result<(), KvError> {
+        self.prepare_step(rows, State::prepare)
+    }
+
+    /// [`Sequence::prepare`] for a step whose last tokens may turn out not to be what follows: it leaves states as they are,
+    /// so that [`Sequence::rewind`] can go back to its first ones. Takes a second place for all states and room for
+    /// [`Geometry::state_input_elements`] of each token, as far as they are not there yet, and nothing where no layer keeps a state.
+    ///
+    /// # Errors
+    /// As [`Sequence::prepare`].
+    ///
+    /// # Panics
+    /// When there are states and nobody knows what changes them, or for more than [`Geometry::MOST_REWOUND_TOKENS`] rows of
+    /// these.
+    pub fn prepare_to_rewind(&mut self, rows: usize) -> Result<(), KvError> {
+        let fits = self.state.is_none() || rows <= Geometry::MOST_REWOUND_TOKENS;
+        assert!(
+            self.geometry.can_rewind() && fits,
+            "a step of {rows} tokens that can go back"
+        );
+        self.prepare_step(rows, |state| state.prepare_beside(rows))
+    }
+
+    fn prepare_step(
+        &mut self,
+        rows: usize,
+        states: impl FnOnce(&mut State) -> Result<(), KvError>,
+    ) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
             return Err(KvError::ContextFull {
                 capacity: self.capacity,
@@ -192,7 +220,7 @@ impl Sequence {
                 requested: rows,
             });
         }
-        self.settle(false);
+        self.end_step();
         if self.is_spent() && rows > 0 {
             return Err(KvError::StateSpent);
         }
@@ -204,7 +232,7 @@ impl Sequence {
         }
         prepared?;
         if let Some(state) = self.state.as_mut().filter(|_| rows > 0) {
-            let prepared = state.prepare();
+            let prepared = states(state);
             if self.has_lost_rows() {
                 return Err(KvError::RowsLost);
             }
@@ -219,16 +247,67 @@ impl Sequence {
     /// keeps none has an empty one.
     ///
     /// From now on the state is that of the prepared tokens: all of them are accepted, or the sequence
-    /// [is spent](Sequence::is_spent).
+    /// [is spent](Sequence::is_spent). After [`Sequence::prepare_to_rewind`] what it was is there too, and stays.
     ///
     /// # Panics
     /// When no tokens are prepared.
-    pub fn state(&mut self, layer: Layer) -> &mut [f32] {
+    pub fn state(&mut self, layer: Layer) -> StateView<'_> {
         assert!(self.prepared > 0, "a state is lent to a step");
         match &mut self.state {
             Some(state) => state.lend(layer),
-            None => &mut [],
+            None => StateView::from(<&mut [f32]>::default()),
         }
+    }
+
+    /// Lends the place for what the prepared tokens change the state of one layer by, `[prepared,
+    /// state_input_elements]`; `None` unless [`Sequence::prepare_to_rewind`] has prepared them. Whoever computes them writes it,
+    /// and after [`Sequence::rewind`] reads it.
+    pub fn state_inputs(&mut self, layer: Layer) -> Option<&mut [f32]> {
+        let tokens = self.prepared;
+        let state = self.state.as_mut().filter(|_| tokens > 0)?;
+        state.inputs(layer, tokens)
+    }
+
+    /// Makes the first `rows` of the prepared tokens all of the step, for which states are then computed once more, from what
+    /// they were before it and [`Sequence::state_inputs`]. Returns whether there is anything to compute: not where no layer
+    /// keeps a state.
+    ///
+    /// # Panics
+    /// For no rows or more than are prepared, and where states were not prepared for it.
+    pub fn rewind(&mut self, rows: usize) -> bool {
+        assert!(
+            (1..=self.prepared).contains(&rows),
+            "{rows} of {} prepared rows",
+            self.prepared
+        );
+        let rewound = self.state.as_mut().map(State::rewind);
+        assert!(rewound != Some(false), "a step that can go back");
+        self.prepared = rows;
+        rewound.is_some()
+    }
+
+    /// Bytes that [`Sequence::prepare_to_rewind`] takes for `rows` rows beside theirs.
+    #[must_use]
+    pub fn rewind_bytes_to_take(&self, rows: usize) -> usize {
+        let state = self.state.as_ref();
+        state.map_or(0, |state| state.beside_bytes_to_take(rows))
+    }
+
+    /// Whether [`Sequence::rewind`] has to come before fewer than the prepared tokens are accepted.
+    #[must_use]
+    pub fn is_to_be_rewound(&self) -> bool {
+        self.state.as_ref().is_some_and(State::is_beside)
+    }
+
+    /// Gives back what it takes for states to be able to go back, but in a step that may. Returns the bytes.
+    pub fn release_rewind_memory(&mut self) -> u64 {
+        self.state.as_mut().map_or(0, State::release_beside)
+    }
+
+    /// Bytes that [`Sequence::release_rewind_memory`] would give back.
+    #[must_use]
+    pub fn rewind_memory(&self) -> u64 {
+        self.state.as_ref().map_or(0, State::beside_bytes)
     }
 
     /// Whether a step has changed the states of layers and was not accepted whole. Nothing more can be
@@ -246,10 +325,10 @@ impl Sequence {
         state.map_or(0, |_| self.geometry.state_bytes())
     }
 
-    /// A step is over, and `whole` if all of its tokens were accepted.
-    fn settle(&mut self, whole: bool) {
+    /// A step is over, none of whose tokens count, if one is under way.
+    fn end_step(&mut self) {
         if let Some(state) = &mut self.state {
-            state.settle(whole);
+            state.settle(0, self.prepared.max(1));
         }
     }
 
@@ -325,7 +404,9 @@ impl Sequence {
             "{rows} rows accepted of {} prepared",
             self.prepared
         );
-        self.settle(rows == self.prepared);
+        if let Some(state) = &mut self.state {
+            state.settle(rows, self.prepared);
+        }
         self.accepted += rows;
         self.prepared = 0;
     }
@@ -480,6 +561,14 @@ impl Sequence {
         }
     }
 
+    /// Ends a step that has left states as they were.
+    fn end_beside(&mut self) {
+        if self.is_to_be_rewound() {
+            self.end_step();
+            self.prepared = 0;
+        }
+    }
+
     /// Takes kept pages as the first `tokens` tokens of this empty sequence: those of groups and, where
     /// layers have windows or keep states, those of a resume point.
     pub(crate) fn adopt(
@@ -511,11 +600,13 @@ impl Sequence {
         from: usize,
         block_rows: usize,
     ) -> Result<Option<Vec<Block>>, KvError> {
+        self.end_beside();
         let settled = self.state.as_ref().is_none_or(State::is_settled);
         if self.store.mapped_pages().is_none() || !settled || self.first > 0 || self.is_empty() {
             return Ok(None);
         }
         self.prepared = 0;
+        self.release_rewind_memory();
         self.store.truncate(self.accepted)?;
         let mapped = self.store.mapped_pages().unwrap_or_default();
         let mut starts = self.store.first_pages(from);
@@ -561,6 +652,7 @@ impl Sequence {
     /// The pages that going on takes, all of them; `None` where they cannot be had one by one, or states are not those
     /// after the accepted tokens. A step that was prepared is over.
     pub(crate) fn image(&mut self) -> Result<Option<Vec<PageRun>>, KvError> {
+        self.end_beside();
         let settled = self.state.as_ref().is_none_or(State::is_settled);
         if self.is_empty() || !settled || self.first > 0 {
             return Ok(self
@@ -744,7 +836,7 @@ impl Sequence {
     #[must_use]
     pub fn buffers(&self) -> Vec<&Buffer> {
         let mut buffers = self.store.buffers();
-        buffers.extend(self.state.as_ref().and_then(State::buffer));
+        buffers.extend(self.state.iter().flat_map(State::buffers));
         buffers
     }
 

@@ -18,6 +18,19 @@
 //!    +----- clear --- spent
 //! ```
 //!
+//! A step that may have to go back to its first tokens, because it computes guesses, computes the next state beside the
+//! last and keeps what its tokens change states by, their inputs. When all of it is accepted the two change places. Else
+//! the states are computed once more from the last ones, by the inputs of the accepted tokens alone; and when none is
+//! accepted, the last ones are still there.
+//!
+//! ```text
+//!                        lend              accept all: they change places
+//! settled ----> beside ---------> computed ------------------------------> settled
+//!    ^            ^                  |   |                                    ^
+//!    |            +----- rewind -----+   |  accept none, or begin again       |
+//!    |                                   +------------------------------------+
+//! ```
+//!
 //! Copies share its pages, sealed, and so do checkpoints, which keep them. The next step of each makes them
 //! its own again, which copies them for all but the last: one state's bytes, whatever the number of
 //! tokens.
@@ -25,6 +38,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use lacuna_kernels::State as StateView;
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
@@ -35,6 +49,11 @@ use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer};
 use crate::store::{Usage, zeroed_buffer};
+
+/// Tokens whose inputs there is room for at least: those of a step with as many guesses as are made unless said otherwise.
+const LEAST_INPUTS: usize = 8;
+
+const THERE: &str = "states that are prepared have memory";
 
 /// The states of all layers of one sequence.
 #[derive(Debug)]
@@ -47,6 +66,12 @@ pub(crate) struct State {
     buffer: Option<Buffer>,
     /// Whether pages may be shared, so that they are not written before [`State::prepare`].
     sealed: bool,
+    /// A second place for all states, once a step was to be able to go back.
+    beside: Option<Buffer>,
+    /// What the tokens of such a step change states by.
+    inputs: Option<Inputs>,
+    /// Elements of each layer's inputs in those of a token.
+    input_places: Arc<[Range<usize>]>,
     phase: Phase,
     lost: bool,
     copied_bytes: usize,
@@ -60,8 +85,22 @@ enum Phase {
     Settled,
     /// A step computes the next one in its place.
     Lent,
+    /// A step is to compute the next one beside it.
+    Beside,
+    /// It has.
+    Computed,
+    /// The same step is to compute it once more, of its first tokens.
+    Rewound,
     /// A step has ended that did not come to what is accepted.
     Spent,
+}
+
+/// Inputs of states: those of a layer's tokens one after the other, layer after layer.
+#[derive(Debug)]
+struct Inputs {
+    buffer: Buffer,
+    /// Tokens that there is room for.
+    tokens: usize,
 }
 
 impl State {
@@ -73,6 +112,9 @@ impl State {
             bytes: geometry.state_bytes(),
             buffer: None,
             sealed: false,
+            beside: None,
+            inputs: None,
+            input_places: geometry.state_input_places(),
             phase: Phase::Settled,
             lost: false,
             copied_bytes: 0,
@@ -84,17 +126,10 @@ impl State {
     /// Puts memory that may be written behind all states; zeros, if there was none. Allocates nothing
     /// when it is there already.
     pub(crate) fn prepare(&mut self) -> Result<(), KvError> {
-        if self.phase == Phase::Spent {
-            return Err(KvError::StateSpent);
-        }
-        if self.lost {
-            return Err(KvError::RowsLost);
-        }
+        self.check()?;
         match &mut self.buffer {
             None => {
-                let buffer = zeroed_buffer(&self.pool, self.bytes, "states".to_owned())?;
-                self.zeroed_bytes += to_usize(buffer.reserved());
-                self.buffer = Some(buffer);
+                self.buffer = Some(self.zeroed(self.bytes)?);
                 self.note_peak();
             }
             Some(buffer) if self.sealed => {
@@ -110,46 +145,191 @@ impl State {
         Ok(())
     }
 
-    /// Lends the state of `layer` to a step, which leaves there what it is after all its tokens; nothing
-    /// where the layer keeps none.
-    pub(crate) fn lend(&mut self, layer: Layer) -> &mut [f32] {
-        self.phase = Phase::Lent;
-        let place = self.places.get(layer.0).cloned().unwrap_or_default();
-        let buffer = self.buffer.as_mut().filter(|_| !place.is_empty());
-        let bytes = buffer.map(|buffer| buffer.bytes_mut(place));
-        let bytes = bytes.map(|bytes| bytes.expect("states that are prepared have memory"));
-        bytes.map_or(&mut [], bytemuck::cast_slice_mut)
+    /// Puts memory behind a second place for all states and behind the inputs of `tokens` tokens, so that the step that
+    /// comes leaves the states there are as they are. Allocates nothing when it is there already.
+    pub(crate) fn prepare_beside(&mut self, tokens: usize) -> Result<(), KvError> {
+        self.check()?;
+        if self.buffer.is_none() {
+            self.buffer = Some(self.zeroed(self.bytes)?);
+        }
+        if self.beside.is_none() {
+            self.beside = Some(self.zeroed(self.bytes)?);
+        }
+        if !self.has_inputs(tokens) {
+            self.inputs = None;
+            let (tokens, bytes) = self.inputs_of(tokens);
+            let buffer = self.zeroed(bytes)?;
+            self.inputs = Some(Inputs { buffer, tokens });
+        }
+        self.note_peak();
+        self.phase = Phase::Beside;
+        Ok(())
     }
 
-    /// A step is over, and `whole` if all of its tokens were accepted.
-    pub(crate) fn settle(&mut self, whole: bool) {
-        if self.phase == Phase::Lent {
-            self.phase = match whole {
-                true => Phase::Settled,
-                false => Phase::Spent,
-            };
+    fn has_inputs(&self, tokens: usize) -> bool {
+        self.inputs.as_ref().is_some_and(|it| it.tokens >= tokens)
+    }
+
+    /// For how many tokens there is to be room when there is to be for `tokens`, because the next step may have some more,
+    /// and the bytes of their inputs.
+    fn inputs_of(&self, tokens: usize) -> (usize, usize) {
+        let tokens = tokens.next_power_of_two().max(LEAST_INPUTS);
+        let elements = self.input_places.last().map_or(0, |place| place.end);
+        (tokens, (tokens * elements * size_of::<f32>()).max(1))
+    }
+
+    /// Bytes that [`State::prepare_beside`] takes.
+    pub(crate) fn beside_bytes_to_take(&self, tokens: usize) -> usize {
+        let page = to_usize(self.pool.page_size().length());
+        let states = [&self.buffer, &self.beside].map(|buffer| match buffer {
+            Some(_) => 0,
+            None => self.bytes.next_multiple_of(page),
+        });
+        let inputs = match self.has_inputs(tokens) {
+            true => 0,
+            false => self.inputs_of(tokens).1.next_multiple_of(page),
+        };
+        states.iter().sum::<usize>() + inputs
+    }
+
+    /// Refuses to go on from a state that is none.
+    fn check(&self) -> Result<(), KvError> {
+        match self.phase {
+            Phase::Spent => Err(KvError::StateSpent),
+            _ if self.lost => Err(KvError::RowsLost),
+            _ => Ok(()),
         }
+    }
+
+    /// Memory for `bytes` bytes.
+    fn zeroed(&mut self, bytes: usize) -> Result<Buffer, KvError> {
+        let buffer = zeroed_buffer(&self.pool, bytes, "states".to_owned())?;
+        self.zeroed_bytes += to_usize(buffer.reserved());
+        Ok(buffer)
+    }
+
+    /// Lends the state of `layer` to a step, which leaves there what it is after all its tokens; nothing
+    /// where the layer keeps none.
+    pub(crate) fn lend(&mut self, layer: Layer) -> StateView<'_> {
+        let place = self.places.get(layer.0).cloned().unwrap_or_default();
+        let (before, after) = match self.phase {
+            Phase::Beside | Phase::Computed | Phase::Rewound => {
+                self.phase = Phase::Computed;
+                (self.buffer.as_ref(), &mut self.beside)
+            }
+            Phase::Settled | Phase::Lent | Phase::Spent => {
+                self.phase = Phase::Lent;
+                (None, &mut self.buffer)
+            }
+        };
+        if place.is_empty() {
+            return StateView::from(<&mut [f32]>::default());
+        }
+        let before = before.map(|buffer| buffer.bytes(place.clone()).expect(THERE));
+        let after = after.as_mut().map(|it| it.bytes_mut(place).expect(THERE));
+        StateView {
+            before: before.map(bytemuck::cast_slice),
+            after: after.map_or(&mut [], bytemuck::cast_slice_mut),
+        }
+    }
+
+    /// The inputs of so many tokens of `layer`, if the step under way keeps them.
+    pub(crate) fn inputs(&mut self, layer: Layer, tokens: usize) -> Option<&mut [f32]> {
+        if !self.is_beside() {
+            return None;
+        }
+        let place = self.input_places.get(layer.0)?;
+        let Inputs {
+            buffer,
+            tokens: room,
+        } = self.inputs.as_mut()?;
+        let start = place.start * *room;
+        let elements = start..start + place.len() * tokens.min(*room);
+        let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
+        let bytes = buffer.bytes_mut(bytes);
+        bytes.ok().map(bytemuck::cast_slice_mut)
+    }
+
+    /// The step under way has its first tokens alone, for which states are to be computed once more. Returns whether it
+    /// can: it is one that leaves the states before it as they are.
+    pub(crate) fn rewind(&mut self) -> bool {
+        let can = self.is_beside();
+        if can {
+            self.phase = Phase::Rewound;
+        }
+        can
+    }
+
+    /// Whether the step under way leaves the states before it as they are.
+    pub(crate) fn is_beside(&self) -> bool {
+        matches!(self.phase, Phase::Beside | Phase::Computed | Phase::Rewound)
+    }
+
+    /// A step of `prepared` tokens is over, of which the first `accepted` count.
+    pub(crate) fn settle(&mut self, accepted: usize, prepared: usize) {
+        let whole = accepted == prepared;
+        self.phase = match self.phase {
+            Phase::Lent if !whole => Phase::Spent,
+            Phase::Beside | Phase::Computed | Phase::Rewound if accepted == 0 => Phase::Settled,
+            Phase::Computed if whole => {
+                let before = std::mem::replace(&mut self.buffer, self.beside.take());
+                // What others have as well is no place for the next step to write to.
+                self.beside = before.filter(|_| !self.sealed);
+                self.sealed = false;
+                Phase::Settled
+            }
+            // Nobody has computed them for the tokens that count.
+            Phase::Beside | Phase::Computed | Phase::Rewound => Phase::Spent,
+            Phase::Settled | Phase::Lent => Phase::Settled,
+            Phase::Spent => Phase::Spent,
+        };
     }
 
     /// Makes all states zero and gives their memory back.
     pub(crate) fn clear(&mut self) {
-        self.buffer = None;
+        (self.buffer, self.beside, self.inputs) = (None, None, None);
         (self.sealed, self.lost, self.phase) = (false, false, Phase::Settled);
+    }
+
+    /// Gives back what it takes for steps to be able to go back, unless one is under way. Returns the bytes.
+    pub(crate) fn release_beside(&mut self) -> u64 {
+        if self.is_beside() {
+            return 0;
+        }
+        let inputs = self.inputs.take().map(|inputs| inputs.buffer);
+        let buffers = self.beside.take().into_iter().chain(inputs);
+        buffers.map(|buffer| buffer.ledger().mapped.get()).sum()
+    }
+
+    /// Bytes that [`State::release_beside`] would give back.
+    pub(crate) fn beside_bytes(&self) -> u64 {
+        match self.is_beside() {
+            true => 0,
+            false => self.others().map(|it| it.ledger().mapped.get()).sum(),
+        }
+    }
+
+    /// The buffers beside that of the states.
+    fn others(&self) -> impl Iterator<Item = &Buffer> {
+        let inputs = self.inputs.as_ref().map(|inputs| &inputs.buffer);
+        self.beside.iter().chain(inputs)
     }
 
     /// The same states for a second sequence: shared where memory can be, else copied. In the middle of
     /// a step they are copied, since that is about to write them.
     pub(crate) fn duplicate(&mut self, in_step: bool) -> Result<Self, KvError> {
-        if self.phase != Phase::Settled {
+        if !matches!(self.phase, Phase::Settled | Phase::Beside) {
             return Err(KvError::StateSpent);
         }
-        if self.lost {
-            return Err(KvError::RowsLost);
-        }
+        self.check()?;
         let mut copy = Self {
             pool: self.pool.clone(),
             places: Arc::clone(&self.places),
             buffer: None,
+            beside: None,
+            inputs: None,
+            input_places: Arc::clone(&self.input_places),
+            phase: Phase::Settled,
             copied_bytes: 0,
             zeroed_bytes: 0,
             peak_committed_bytes: 0,
@@ -251,10 +431,8 @@ impl State {
     }
 
     fn note_peak(&mut self) {
-        let committed = self.buffer.as_ref().map_or(0, |buffer| {
-            let ledger = buffer.ledger();
-            to_usize(ledger.mapped)
-        });
+        let buffers = self.buffer.iter().chain(self.others());
+        let committed = buffers.map(|buffer| to_usize(buffer.ledger().mapped)).sum();
         self.peak_committed_bytes = self.peak_committed_bytes.max(committed);
     }
 
@@ -283,6 +461,11 @@ impl State {
         self.sealed = false;
     }
 
+    /// All its buffers.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        self.buffer.iter().chain(self.others())
+    }
+
     /// Its buffer, once there is one.
     pub(crate) fn buffer(&self) -> Option<&Buffer> {
         self.buffer.as_ref()
@@ -301,11 +484,11 @@ impl State {
             zeroed_bytes: self.zeroed_bytes,
             ..Usage::default()
         };
-        if let Some(buffer) = &self.buffer {
+        for buffer in self.buffers() {
             let ledger = buffer.ledger();
-            usage.reserved_bytes = to_usize(ledger.reserved);
-            usage.committed_bytes = to_usize(ledger.mapped);
-            usage.shared_bytes = to_usize(ledger.shared);
+            usage.reserved_bytes += to_usize(ledger.reserved);
+            usage.committed_bytes += to_usize(ledger.mapped);
+            usage.shared_bytes += to_usize(ledger.shared);
         }
         usage
     }

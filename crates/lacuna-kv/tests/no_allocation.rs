@@ -58,7 +58,7 @@ fn step(cpu: &Cpu, sequence: &mut Sequence) {
         cpu.attention(&mut out, &query, &keys, &values, position, &SHAPE, &mut []);
     }
     for layer in 0..sequence.geometry().layers().len() {
-        sequence.state(Layer(layer)).fill(1.0);
+        sequence.state(Layer(layer)).after.fill(1.0);
     }
     sequence.accept(1);
     sequence.release_passed().expect("pages go back");

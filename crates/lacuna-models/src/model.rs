@@ -169,6 +169,36 @@ impl Model {
         Ok(self.output(scratch, rows * self.spec.vocabulary))
     }
 
+    /// Takes the states of layers back to the first tokens of the last pass, those of each of `segments`, whose sequences
+    /// [`Sequence::prepare_to_rewind`](lacuna_kv::Sequence::prepare_to_rewind) has prepared for it: they are then what they are
+    /// when the others have never been there. Those tokens are still to be accepted. Costs what the states cost in a pass.
+    ///
+    /// # Errors
+    /// [`ForwardError`] for segments that no pass could compute.
+    ///
+    /// # Panics
+    /// As [`Sequence::rewind`](lacuna_kv::Sequence::rewind).
+    pub fn rewind(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        scratch: &mut Scratch,
+    ) -> Result<(), ForwardError> {
+        let mut has_states = false;
+        for segment in &mut *segments {
+            has_states |= segment.sequence.rewind(segment.tokens.len());
+        }
+        match has_states {
+            true => {
+                let mut pass = self.pass(cpu, segments, scratch)?;
+                // Nothing is multiplied.
+                pass.stream = None;
+                pass.run_states(&self.program)
+            }
+            false => Ok(()),
+        }
+    }
+
     /// A forward pass of segments, which are checked.
     pub(crate) fn pass<'a, 'b>(
         &'a self,

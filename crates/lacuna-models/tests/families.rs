@@ -277,6 +277,104 @@ fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
     }
 }
 
+/// Passes whose last tokens turn out not to follow, of some sequences more and of some none: what is left is what each is
+/// without them, bit for bit.
+#[test]
+fn every_family_goes_back_to_the_first_tokens_of_a_pass() {
+    /// Tokens of each sequence that are right, and those after them that are not.
+    const STEPS: [(usize, usize); 5] = [(1, 3), (4, 0), (2, 1), (1, 0), (3, 4)];
+    let mut with_states = 0;
+    for name in families() {
+        let expected = expected(&format!("families/{name}"));
+        let token = |index: usize| expected.tokens[index % expected.tokens.len()];
+        for threads in [1, 3] {
+            let (what, model) = models(&name).swap_remove(0);
+            let policy = KvPolicy::default();
+            let mut runner = Runner::of(model, policy, ElementType::F32, threads, 64);
+            let mut sequences: Vec<Sequence> = STEPS.map(|_| runner.sequence()).into();
+            for (index, sequence) in sequences.iter_mut().enumerate() {
+                let prompt: Vec<u32> = (0..=index).map(token).collect();
+                runner.extend(sequence, &prompt);
+            }
+            // Some of them are shared with others.
+            let mut alone: Vec<Sequence> = sequences
+                .iter_mut()
+                .map(|it| it.fork().expect("room"))
+                .collect();
+            with_states += usize::from(alone[0].geometry().has_states());
+            for round in 0..3 {
+                let tokens = |index: usize| {
+                    let (right, wrong) = STEPS[(index + round) % STEPS.len()];
+                    let all = (0..right + wrong).map(|at| token(7 * index + 5 * round + at));
+                    (right, all.collect::<Vec<u32>>())
+                };
+                let steps: Vec<(usize, Vec<u32>)> = (0..STEPS.len()).map(tokens).collect();
+                let found = guessed(&mut runner, &mut sequences, &steps);
+                for ((sequence, (right, tokens)), found) in alone.iter_mut().zip(&steps).zip(found)
+                {
+                    let expected = runner.extend(sequence, &tokens[..*right]);
+                    assert!(
+                        found == expected,
+                        "{what}, {threads} threads, round {round}"
+                    );
+                }
+            }
+            let last = [token(3)];
+            let last = STEPS.map(|_| &last[..]);
+            let together = pass(&mut runner, &mut sequences, &last);
+            assert!(together == pass(&mut runner, &mut alone, &last), "{what}");
+        }
+    }
+    assert!(with_states >= 2 * 8, "{with_states} keep states");
+}
+
+/// The logits after the right ones, which come first, of the tokens of each sequence, all computed in one pass that then goes
+/// back to those.
+fn guessed(
+    runner: &mut Runner,
+    sequences: &mut [Sequence],
+    steps: &[(usize, Vec<u32>)],
+) -> Vec<Vec<f32>> {
+    for (sequence, (right, tokens)) in sequences.iter_mut().zip(steps) {
+        let prepared = match tokens.len() - right {
+            0 => sequence.prepare(*right),
+            _ => sequence.prepare_to_rewind(tokens.len()),
+        };
+        prepared.expect("room");
+    }
+    let mut all: Vec<Segment<'_>> = (sequences.iter_mut().zip(steps))
+        .map(|(sequence, (_, tokens))| segment(sequence, tokens, LogitRows::All))
+        .collect();
+    let (model, cpu, scratch) = (&runner.model, &runner.cpu, &mut runner.scratch);
+    let logits = model.forward(cpu, &mut all, scratch).expect("valid tokens");
+    let mut rest = logits;
+    let vocabulary = model.spec().vocabulary;
+    let mut found = Vec::new();
+    for (right, tokens) in steps {
+        let (rows, others) = rest.split_at(tokens.len() * vocabulary);
+        found.push(rows[..right * vocabulary].to_vec());
+        rest = others;
+    }
+    let mut wrong: Vec<Segment<'_>> = (sequences.iter_mut().zip(steps))
+        .filter(|(_, (right, tokens))| *right < tokens.len())
+        .map(|(sequence, (right, tokens))| segment(sequence, &tokens[..*right], LogitRows::None))
+        .collect();
+    model.rewind(cpu, &mut wrong, scratch).expect("some tokens");
+    for (sequence, (right, _)) in sequences.iter_mut().zip(steps) {
+        sequence.accept(*right);
+    }
+    found
+}
+
+fn segment<'a>(sequence: &'a mut Sequence, tokens: &'a [u32], logits: LogitRows) -> Segment<'a> {
+    Segment {
+        tokens,
+        sequence,
+        logits,
+        images: &[],
+    }
+}
+
 #[test]
 fn forks_of_every_family_go_on_together_as_each_does_alone() {
     /// Long enough that its first rows are read once for all forks.

@@ -261,7 +261,7 @@ impl Scheduler {
         let grain = self.prefix.grain();
         let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
             + self.resume_points_bytes();
-        let evictable = evictable + self.draft_bytes();
+        let evictable = evictable + self.draft_bytes() + self.rewind_bytes();
         let there = self.kv_limit + evictable + self.engine.weights_to_spare();
         there.saturating_sub(self.owned_bytes() + self.promised_bytes())
     }
@@ -319,8 +319,8 @@ impl Scheduler {
                 }
                 false => self.prefix.start_apart(capacity),
             };
-            // Where whole contexts are taken from the start, they are not to wait for a draft's rows.
-            if start.is_ok() || !self.give_up_draft() {
+            // Where whole contexts are taken from the start, they are not to wait for what is there for guesses.
+            if start.is_ok() || !self.give_up_guessing() {
                 break start;
             }
         };

@@ -17,7 +17,7 @@ use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
-use crate::speculation::{Draft, Drafts, Speculator};
+use crate::speculation::{Draft, Drafts, Speculator, rewound};
 use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
 
@@ -580,16 +580,32 @@ impl Session {
 
     /// Ends the step. Returns how many rows are those of its tokens: all but those of guesses that were wrong.
     pub(crate) fn settle(&mut self, drafts: &mut Drafts) -> usize {
-        let scheduled = std::mem::take(&mut self.scheduled);
+        let rows = self.right_rows();
+        self.scheduled = 0;
         let (sampled, guessed) = (self.sampled.len(), self.guesses().len());
         let Some(speculator) = self.speculator.as_mut().filter(|_| guessed > 0) else {
-            return scheduled;
+            return rows;
         };
         let last = match self.sampled.last() {
             Some(Ok(taken)) => Some(taken.sampled.token),
             _ => None,
         };
         speculator.judge(sampled, last, drafts);
-        scheduled - guessed + sampled.saturating_sub(1)
+        rows
+    }
+
+    /// Rows of the step that are those of its tokens: all but those of guesses that were wrong.
+    fn right_rows(&self) -> usize {
+        match self.guesses().len() {
+            0 => self.scheduled,
+            guessed => self.scheduled - guessed + self.sampled.len().saturating_sub(1),
+        }
+    }
+
+    /// The first tokens of the step, if guesses were wrong and states have to go back to them.
+    pub(crate) fn rewound(&mut self) -> Option<Segment<'_>> {
+        let rows = self.right_rows();
+        let speculator = self.speculator.as_ref()?;
+        rewound(&mut self.sequence, speculator, rows)
     }
 }

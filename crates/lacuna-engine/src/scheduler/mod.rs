@@ -468,8 +468,22 @@ impl Scheduler {
                 }
             }
         }
+        let time = time + self.rewind();
         self.note_pace(decodes.then_some(sequences), tokens, time);
         Ok(())
+    }
+
+    /// Takes the states of sequences whose guesses were wrong back to their last token. Returns how long that took.
+    fn rewind(&mut self) -> Duration {
+        let rewound = sessions(&mut self.running).filter(|session| session.scheduled > 0);
+        let mut rewound: Vec<Segment<'_>> = rewound.filter_map(Session::rewound).collect();
+        if rewound.is_empty() {
+            return Duration::ZERO;
+        }
+        let begun = self.system.now();
+        // Where it cannot be, they are spent, and the next step starts their requests again.
+        self.engine.rewind(&mut rewound).ok();
+        self.system.now().duration_since(begun)
     }
 
     /// Tokens of prompts that the next steps compute.

@@ -170,7 +170,7 @@ impl Scheduler {
     fn prepare_session(&mut self, index: usize, session: usize) -> Result<(), KvError> {
         loop {
             let one = &mut self.running[index].sessions[session];
-            let Err(error) = one.sequence.prepare(one.scheduled) else {
+            let Err(error) = one.prepare() else {
                 return Ok(());
             };
             if one.drop_guesses() {
@@ -187,7 +187,7 @@ impl Scheduler {
 
     /// Finds memory for the request at `index`. What is being written comes free, and may be enough.
     pub(super) fn find_pages(&mut self, index: usize, shortage: &KvError) -> bool {
-        if self.give_up_draft() {
+        if self.give_up_guessing() {
             return true;
         }
         match self.put_aside() {
@@ -233,6 +233,23 @@ impl Scheduler {
         self.drafter.as_mut().is_some_and(Drafter::give_up_one)
     }
 
+    /// Gives up what one sequence is guessed for with: what a draft model has of it, or what its states go back with.
+    pub(super) fn give_up_guessing(&mut self) -> bool {
+        self.give_up_draft() || {
+            let sessions = self.running.iter_mut().rev();
+            let mut sessions = sessions.flat_map(|running| running.sessions.iter_mut().rev());
+            sessions.any(Session::give_up_rewinding)
+        }
+    }
+
+    /// Bytes of pages with which states go back from wrong guesses.
+    pub(super) fn rewind_bytes(&self) -> u64 {
+        let sessions = self.running.iter().flat_map(|running| &running.sessions);
+        sessions
+            .map(|session| session.sequence.rewind_memory())
+            .sum()
+    }
+
     /// Bytes of pages that a draft model has.
     pub(super) fn draft_bytes(&self) -> u64 {
         self.drafter.as_ref().map_or(0, Drafter::bytes)
@@ -241,7 +258,7 @@ impl Scheduler {
     /// Gives up a draft, a cached group or a resume point, or takes pages back that are on their way to a cache folder, from
     /// it, or from the swap file.
     pub(super) fn evict(&mut self) -> bool {
-        if self.give_up_draft() {
+        if self.give_up_guessing() {
             return true;
         }
         let (before, owned) = (self.kept(), self.owned_bytes());

@@ -5,10 +5,12 @@
 
 use std::time::Duration;
 
+use lacuna_kv::KvError;
+
 use super::schedule::Demand;
 use super::{Running, Scheduler, Session};
 use crate::request_memory::RequestMemory;
-use crate::speculation::{Drafter, Pace, Speculator, StepRows, Wish};
+use crate::speculation::{Drafter, Pace, Speculator, StepRows, Wish, has_twice};
 
 impl Scheduler {
     /// From now on has `drafter` guess where sessions' own tokens have no guess.
@@ -20,10 +22,6 @@ impl Scheduler {
     /// Adds guesses to what the sessions compute in this step, as asked for by `demands`: from their own tokens where these
     /// have some that are worth it, and by the draft model for the others.
     pub(super) fn speculate(&mut self, demands: &[Demand]) {
-        // What a state has taken up it cannot give back, so a wrong guess would be in it for good.
-        if self.engine.kv_cache().geometry().has_states() {
-            return;
-        }
         let Some(sequences) = self.decoding() else {
             return;
         };
@@ -35,6 +33,7 @@ impl Scheduler {
         let from_history = self.config.engine.most_from_history();
         let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         let rooms = self.rooms(demands, spare);
+        let rooms = self.rooms_to_rewind(rooms);
         let memory = &self.request_memory;
         let mut likely = Vec::new();
         for (session, &room) in super::sessions(&mut self.running).zip(&rooms) {
@@ -72,6 +71,24 @@ impl Scheduler {
             rooms
         });
         rooms.collect()
+    }
+
+    /// `rooms`, but for none where states have no memory to go back with.
+    fn rooms_to_rewind(&self, mut rooms: Vec<usize>) -> Vec<usize> {
+        let cache = self.engine.kv_cache();
+        if !cache.geometry().has_states() {
+            return rooms;
+        }
+        let mut wanted = 0;
+        let sessions = self.running.iter().flat_map(|running| &running.sessions);
+        for (session, room) in sessions.zip(&mut rooms).filter(|(_, room)| **room > 0) {
+            let bytes = session.sequence.rewind_bytes_to_take(1 + *room);
+            match cache.geometry().can_rewind() && has_twice(cache, wanted + bytes) {
+                true => wanted += bytes,
+                false => *room = 0,
+            }
+        }
+        rooms
     }
 
     /// Has the draft model guess for the sessions that compute no guesses of their own by `counts`, and puts into `likely` how
@@ -206,6 +223,28 @@ impl Session {
         }
         self.scheduled = self.scheduled.saturating_sub(count);
         count > 0
+    }
+
+    /// Finds memory for what the step computes.
+    ///
+    /// # Errors
+    /// As [`Sequence::prepare`](lacuna_kv::Sequence::prepare).
+    pub(super) fn prepare(&mut self) -> Result<(), KvError> {
+        match self.guesses() {
+            [] => self.sequence.prepare(self.scheduled),
+            _ => self.sequence.prepare_to_rewind(self.scheduled),
+        }
+    }
+
+    /// Gives back what states would go back with, and with it the guesses of this step. Returns whether there was any.
+    pub(super) fn give_up_rewinding(&mut self) -> bool {
+        if self.sequence.is_to_be_rewound() {
+            self.drop_guesses();
+            if self.sequence.prepare(self.scheduled).is_err() {
+                self.scheduled = 0;
+            }
+        }
+        self.sequence.release_rewind_memory() > 0
     }
 
     /// What is guessed to follow the pending token in this step.

@@ -44,14 +44,11 @@ pub enum DraftError {
     /// The draft model writes nothing.
     #[error("the draft model makes embeddings and writes nothing; use one that writes")]
     Pooled,
-    /// Layers keep states, which cannot go back from wrong guesses.
+    /// Layers of the draft model keep states. It guesses in one pass after another, and a state goes back within one.
     #[error(
-        "the {which} keeps states, which cannot be taken back to the last right guess; leave out the draft model, or use models that keep rows alone"
+        "the draft model keeps states, which cannot be taken back over several passes to the last right guess; use a draft model that keeps rows alone, or `--speculate ngram`"
     )]
-    States {
-        /// Which of the two models it is.
-        which: &'static str,
-    },
+    States,
 }
 
 /// Tokens that a draft model reads in one pass at most: enough for products to be those of prompts, and a small arena.
@@ -91,9 +88,7 @@ impl DraftModel {
             return Err(DraftError::Pooled);
         }
         match keeps_states(spec) {
-            true => Err(DraftError::States {
-                which: "draft model",
-            }),
+            true => Err(DraftError::States),
             false => Ok(()),
         }
     }
@@ -101,9 +96,9 @@ impl DraftModel {
     /// Refuses to guess for `model`.
     ///
     /// # Errors
-    /// [`DraftError::Vocabulary`], [`DraftError::States`].
+    /// [`DraftError::Vocabulary`].
     pub fn check_for(&self, model: &Model) -> Result<(), DraftError> {
-        self.check(model.spec(), model.tokenizer())
+        self.check(model.tokenizer())
     }
 
     /// The same for a model that is not loaded.
@@ -116,16 +111,13 @@ impl DraftModel {
         spec: &ModelSpec,
     ) -> Result<(), DraftError> {
         match lacuna_models::tokenizer(files, spec) {
-            Ok(tokenizer) => self.check(spec, &tokenizer),
+            Ok(tokenizer) => self.check(&tokenizer),
             // Loading the model says what is wrong with it.
             Err(_) => Ok(()),
         }
     }
 
-    fn check(&self, spec: &ModelSpec, tokenizer: &Tokenizer) -> Result<(), DraftError> {
-        if keeps_states(spec) {
-            return Err(DraftError::States { which: "model" });
-        }
+    fn check(&self, tokenizer: &Tokenizer) -> Result<(), DraftError> {
         check_vocabulary(self.model.tokenizer(), tokenizer)
     }
 
@@ -301,6 +293,10 @@ impl ModelRunner for Runner {
         let logits = self.model.forward(&self.cpu, segments, &mut self.scratch)?;
         let tokenizer = self.model.tokenizer();
         Ok(Pass { logits, tokenizer })
+    }
+
+    fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
+        Ok(self.model.rewind(&self.cpu, segments, &mut self.scratch)?)
     }
 
     fn holds_activations(&self) -> bool {

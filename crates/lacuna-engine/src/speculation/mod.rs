@@ -32,6 +32,8 @@ pub use draft_model::{DraftError, DraftModel};
 pub(crate) use drafter::Look;
 pub(crate) use drafter::{Draft, Drafter, Wish};
 use history::History;
+use lacuna_kv::{KvCache, Sequence};
+use lacuna_models::{LogitRows, Segment};
 pub(crate) use pace::{Pace, StepRows};
 
 use crate::request_memory::HeldMemory;
@@ -268,6 +270,36 @@ impl Speculator {
         }
         self.forget_guesses();
     }
+}
+
+/// The first `rows` of the pending token and the guesses that a pass has computed for `sequence`, if its states have to go
+/// back to them.
+pub(crate) fn rewound<'a>(
+    sequence: &'a mut Sequence,
+    speculator: &'a Speculator,
+    rows: usize,
+) -> Option<Segment<'a>> {
+    let goes_back = (1..sequence.prepared()).contains(&rows) && sequence.is_to_be_rewound();
+    let tokens = speculator.run().get(..rows).filter(|_| goes_back)?;
+    Some(Segment {
+        tokens,
+        sequence,
+        logits: LogitRows::None,
+        // Guesses come after all of them.
+        images: &[],
+    })
+}
+
+/// Whether the pool of `cache` has twice `bytes`: what guesses take is taken where there is plenty, since it goes as soon as
+/// others need it, and taking it anew costs more than a guess gives.
+pub(crate) fn has_twice(cache: &KvCache, bytes: usize) -> bool {
+    if bytes == 0 {
+        return true;
+    }
+    let ledger = cache.ledger();
+    let held = ledger.committed.saturating_sub(ledger.idle).get();
+    let needed = held.saturating_add(2 * bytes as u64);
+    ledger.limit.is_none_or(|limit| needed <= limit.get())
 }
 
 /// How likely each guess is right together with those before it, by what speaks for it.

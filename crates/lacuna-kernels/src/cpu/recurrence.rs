@@ -3,7 +3,7 @@
 use super::Cpu;
 use crate::elementwise::activation::{Identity, with_function};
 use crate::grid::{Band, Block, Grid};
-use crate::recurrence::{Convolution, Convolve, Scan, ScanPanels};
+use crate::recurrence::{Convolution, Convolve, Scan, ScanPanels, State};
 use crate::simd::LANES;
 
 /// Sequences whose states are changed in one operation, for which threads meet once. More take turns.
@@ -17,8 +17,8 @@ const TASKS_PER_THREAD: usize = 4;
 
 impl Cpu {
     /// Convolves `values`, `[tokens, channels]`, in place. `states` are those of the sequences that the
-    /// tokens belong to, one after another: how many of the tokens, and [`Convolution::state_len`] elements
-    /// that the call goes on from and leaves as they are after those tokens.
+    /// tokens belong to, one after another: how many of the tokens, and a state of [`Convolution::state_len`]
+    /// elements.
     ///
     /// # Panics
     /// When sizes do not fit together.
@@ -26,7 +26,7 @@ impl Cpu {
         &self,
         values: &mut [f32],
         convolution: &Convolution<'_>,
-        states: impl Iterator<Item = (usize, &'a mut [f32])>,
+        states: impl Iterator<Item = (usize, impl Into<State<'a>>)>,
     ) {
         let taps = convolution.taps;
         assert!(
@@ -78,7 +78,7 @@ impl Cpu {
         &self,
         values: &mut [f32],
         scan: &Scan<'_>,
-        states: impl ExactSizeIterator<Item = (usize, &'a mut [f32])>,
+        states: impl ExactSizeIterator<Item = (usize, impl Into<State<'a>>)>,
     ) {
         let shape = &scan.shape;
         let heads = shape.value_heads;
@@ -114,18 +114,19 @@ impl Cpu {
         values: &mut [f32],
         [width, columns]: [usize; 2],
         each: usize,
-        states: impl Iterator<Item = (usize, &'a mut [f32])>,
+        states: impl Iterator<Item = (usize, impl Into<State<'a>>)>,
         task: impl Fn(Block<'_, f32>, &mut [f32]) + Sync,
     ) {
         let mut start = 0;
         let mut bands = states.map(|(tokens, state)| {
             let rows = start..start + tokens;
             start = rows.end;
-            Band::new(rows, state)
+            let State { before, after } = state.into();
+            Band::new(rows, before, after)
         });
         loop {
             let mut group: [Band<'_, f32>; TOGETHER] =
-                std::array::from_fn(|_| Band::new(0..0, &mut []));
+                std::array::from_fn(|_| Band::new(0..0, None, &mut []));
             let mut count = 0;
             for (place, band) in group.iter_mut().zip(bands.by_ref()) {
                 *place = band;

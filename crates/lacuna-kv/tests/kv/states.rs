@@ -191,6 +191,156 @@ fn a_step_that_is_not_accepted_whole_leaves_no_state() {
     }
 }
 
+/// Prepares a step that may go back, and computes the tokens named `tags`.
+fn guess(sequence: &mut Sequence, tags: &[usize]) {
+    sequence.prepare_to_rewind(tags.len()).expect("room");
+    store(&cpu(), sequence, tags);
+}
+
+/// Takes the step under way back to its first `rows` tokens by what it has kept of them.
+fn rewind(sequence: &mut Sequence, rows: usize) {
+    assert!(sequence.rewind(rows), "there are states");
+    let inputs = sequence.state_inputs(Layer(4)).expect("they are kept");
+    assert_eq!(inputs.len(), 4 * rows);
+    let tags: Vec<usize> = inputs.chunks(4).map(|input| input[0] as usize).collect();
+    store(&cpu(), sequence, &tags);
+}
+
+#[test]
+fn a_step_of_guesses_goes_back_to_those_that_were_right() {
+    for name in POLICIES {
+        let cache = cache(name, &STATES);
+        let mut sequence = cache.sequence(400).expect("address space");
+        let mut tags = Vec::new();
+        // The first step, too, and steps of more tokens than those before.
+        for (round, (count, right)) in [(5, 2), (5, 5), (3, 1), (11, 7), (2, 0), (40, 39)]
+            .into_iter()
+            .enumerate()
+        {
+            let fork = (round % 2 == 1).then(|| sequence.fork().expect("memory"));
+            let before = tags.clone();
+            let new: Vec<usize> = (0..count).map(|at| 100 * round + at).collect();
+            guess(&mut sequence, &new);
+            assert!(sequence.is_to_be_rewound());
+            assert_states(&mut sequence, &[&tags[..], &new].concat());
+            if 0 < right && right < count {
+                rewind(&mut sequence, right);
+            }
+            sequence.accept(right);
+            tags.extend(&new[..right]);
+            assert!(!sequence.is_spent() && !sequence.is_to_be_rewound());
+            assert_tags(&sequence, &tags);
+            if let Some(mut fork) = fork {
+                step(&mut fork, &mut before.clone(), 77);
+            }
+            step(&mut sequence, &mut tags, 5000 + round);
+        }
+        let mut fork = sequence.fork().expect("memory");
+        step(&mut fork, &mut tags.clone(), 1);
+        step(&mut sequence, &mut tags, 2);
+    }
+}
+
+#[test]
+fn a_step_of_guesses_that_ends_without_a_token_leaves_the_state_before_it() {
+    let cache = cache("sparse", &STATES);
+    for end in 0..4 {
+        let mut sequence = cache.sequence(400).expect("address space");
+        extend(&cpu(), &mut sequence, 20);
+        let mut tags: Vec<usize> = (0..20).collect();
+        guess(&mut sequence, &[7, 8, 9]);
+        match end {
+            0 => sequence.accept(0),
+            1 => sequence.prepare(2).expect("room"),
+            2 => guess(&mut sequence, &[5, 6]),
+            _ => assert!(sequence.rewind(2)),
+        }
+        sequence.accept(0);
+        step(&mut sequence, &mut tags, 10);
+        assert_tags(&sequence, &tags);
+    }
+}
+
+#[test]
+fn a_state_that_was_not_taken_back_is_none() {
+    for rewound in [false, true] {
+        let cache = cache("sparse", &STATES);
+        let mut sequence = cache.sequence(400).expect("address space");
+        extend(&cpu(), &mut sequence, 20);
+        guess(&mut sequence, &[7, 8, 9]);
+        if rewound {
+            // And nothing computes it once more.
+            assert!(sequence.rewind(2));
+        }
+        sequence.accept(2);
+        assert!(sequence.is_spent());
+        sequence.truncate(0).expect("memory goes back");
+        step(&mut sequence, &mut Vec::new(), 1);
+    }
+}
+
+#[test]
+fn what_states_go_back_with_is_taken_once_and_given_back() {
+    let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
+    let cache = cache("sparse", &STATES);
+    let mut sequence = cache.sequence(400).expect("address space");
+    extend(&cpu(), &mut sequence, 20);
+    let before = sequence.report().committed_bytes;
+    // Inputs of eight elements a token, of eight tokens at least.
+    let bytes = pages(STATES.state_bytes()) + pages(4 * 8 * 8);
+    assert_eq!(STATES.rewind_bytes(8), STATES.state_bytes() + 4 * 8 * 8);
+    assert_eq!(sequence.rewind_bytes_to_take(3), bytes);
+    guess(&mut sequence, &[1, 2, 3]);
+    assert_eq!(sequence.rewind_memory(), 0, "it is in use");
+    assert_eq!(sequence.release_rewind_memory(), 0);
+    sequence.accept(3);
+    assert_eq!(sequence.rewind_bytes_to_take(8), 0);
+    assert_eq!(sequence.rewind_bytes_to_take(9), pages(4 * 8 * 16));
+    assert_eq!(sequence.report().committed_bytes, before + bytes);
+    assert_eq!(
+        sequence.buffers().len(),
+        cache.sequence(1).expect("one").buffers().len() + 3
+    );
+    let mut fork = sequence.fork().expect("memory");
+    assert_eq!(
+        (fork.rewind_memory(), sequence.rewind_memory()),
+        (0, bytes as u64)
+    );
+    assert_eq!(sequence.release_rewind_memory(), bytes as u64);
+    assert_eq!(sequence.report().committed_bytes, before);
+    // What a fork has as well is no second place for the next step.
+    guess(&mut sequence, &[4, 5]);
+    sequence.accept(2);
+    assert_eq!(
+        sequence.rewind_bytes_to_take(1),
+        pages(STATES.state_bytes())
+    );
+    let mut tags: Vec<usize> = (0..20).chain([1, 2, 3]).collect();
+    step(&mut fork, &mut tags.clone(), 9);
+    tags.extend([4, 5]);
+    step(&mut sequence, &mut tags, 9);
+}
+
+#[test]
+fn without_memory_to_go_back_with_a_state_goes_on_as_ever() {
+    let geometry = STATES.clone();
+    let policy = KvPolicy::default();
+    let pool = pool(policy, None);
+    let cache = KvCache::over(pool.clone(), geometry, policy).expect("a cache");
+    let mut sequence = cache.sequence(400).expect("address space");
+    extend(&cpu(), &mut sequence, 20);
+    let mut tags: Vec<usize> = (0..20).collect();
+    let held = pool.ledger().committed.get();
+    for pages in 0..4 {
+        pool.set_limit(Some(ByteLength::new(held + pages * PAGE as u64)))
+            .expect("a limit");
+        let refused = sequence.prepare_to_rewind(4);
+        assert!(matches!(refused, Err(KvError::Pages(_))), "{pages} pages");
+        step(&mut sequence, &mut tags, 30);
+        sequence.release_rewind_memory();
+    }
+}
+
 #[test]
 fn a_step_that_has_changed_nothing_costs_no_state() {
     let cache = cache("sparse", &STATES);

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kernels::{Cpu, CpuConfig, ElementType, State};
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
     ValueRows,
@@ -70,7 +70,15 @@ pub(crate) static WINDOWED: LazyLock<Geometry> = LazyLock::new(|| {
 pub(crate) static STATES: LazyLock<Geometry> = LazyLock::new(|| {
     let mut states = vec![0; WINDOWED.layers().len()];
     (states[1], states[3], states[4]) = (5, 3000, 16);
-    WINDOWED.clone().with_states(states).expect("a model")
+    let states = WINDOWED.clone().with_states(states).expect("a model");
+    // As many as the number of the layer.
+    let inputs =
+        (0..states.layers().len()).map(|layer| match states.state_elements(Layer(layer)) {
+            0 => 0,
+            _ => layer,
+        });
+    let inputs = inputs.collect();
+    states.with_state_inputs(inputs).expect("a model")
 });
 
 /// Every way to hold memory.
@@ -181,8 +189,18 @@ pub(crate) fn advance(sequence: &mut Sequence, tags: &[usize]) {
         if elements == 0 {
             continue;
         }
-        let state = sequence.state(Layer(layer));
+        if let Some(inputs) = sequence.state_inputs(Layer(layer)) {
+            let inputs = inputs.chunks_exact_mut(layer).zip(tags);
+            inputs.for_each(|(input, &tag)| input.fill(tag as f32));
+        }
+        let State {
+            before,
+            after: state,
+        } = sequence.state(Layer(layer));
         assert_eq!(state.len(), elements);
+        if let Some(before) = before {
+            state.copy_from_slice(before);
+        }
         assert!(state.as_ptr().addr().is_multiple_of(64), "for wide vectors");
         let first = state_after(state[0], tags, layer);
         for (element, value) in state.iter_mut().enumerate() {
@@ -196,7 +214,7 @@ pub(crate) fn advance(sequence: &mut Sequence, tags: &[usize]) {
 pub(crate) fn assert_states(sequence: &mut Sequence, tags: &[usize]) {
     for layer in 0..sequence.geometry().layers().len() {
         let first = state_after(0.0, tags, layer);
-        for (element, &found) in sequence.state(Layer(layer)).iter().enumerate() {
+        for (element, &found) in sequence.state(Layer(layer)).after.iter().enumerate() {
             let expected = state_element(first, element);
             assert_eq!(found, expected, "layer {layer}, element {element}");
         }

@@ -180,7 +180,7 @@ impl Bench {
 fn advance(sequence: &mut Sequence, tokens: &[u32]) {
     let start = sequence.len();
     for layer in 0..sequence.geometry().layers().len() {
-        let state = sequence.state(Layer(layer));
+        let state = sequence.state(Layer(layer)).after;
         let before = state_after(&tokens[..start], layer);
         for (element, value) in state.iter().enumerate() {
             let before = if start == 0 {

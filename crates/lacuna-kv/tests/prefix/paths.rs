@@ -201,7 +201,7 @@ fn a_spent_state_is_kept_for_nobody() {
         let points = bench.cache.tree().resume_points();
         held.sequence.prepare(3).expect("memory");
         for layer in 0..bench.geometry.layers().len() {
-            held.sequence.state(lacuna_kv::Layer(layer)).fill(1.0);
+            held.sequence.state(lacuna_kv::Layer(layer)).after.fill(1.0);
         }
         held.sequence.accept(1);
         assert!(held.sequence.is_spent() && held.sequence.len() == stop);

@@ -10,7 +10,8 @@ use std::sync::MutexGuard;
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
     Activation, Activations, AttentionShape, Cached, Columns, Convolution, Cpu, ElementType,
-    ExpertInput, HeadRows, Mask, Routes, Routing, Scan, ScanShape, Sequences, SharedRows, View,
+    ExpertInput, HeadRows, Mask, Routes, Routing, Scan, ScanShape, Sequences, SharedRows, State,
+    View,
 };
 use lacuna_kv::{Layer, Side};
 
@@ -52,6 +53,19 @@ impl Pass<'_, '_> {
         for step in program.steps() {
             for op in program.ops(step) {
                 self.op(op)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the states of layers once more, of tokens whose inputs sequences have kept, into the same slots.
+    pub(crate) fn run_states(&mut self, program: &Program) -> Result<(), ForwardError> {
+        for op in program.state_ops() {
+            match op {
+                Op::StateInputs { layer, values } => {
+                    self.state_inputs(Layer(*layer), values, Inputs::Read);
+                }
+                op => self.op(op)?,
             }
         }
         Ok(())
@@ -199,6 +213,9 @@ impl Pass<'_, '_> {
                         cpu.clamped_swiglu(gate, up, alpha, limit);
                     }
                 }
+            }
+            Op::StateInputs { layer, ref values } => {
+                self.state_inputs(Layer(layer), values, Inputs::Keep);
             }
             Op::Convolve {
                 layer,
@@ -1055,6 +1072,36 @@ impl Pass<'_, '_> {
             .attention_each(output, queries, &within, shape, sinks, states);
     }
 
+    /// Copies the rows of slots to what sequences keep of them, where they do, or from there.
+    fn state_inputs(&mut self, layer: Layer, values: &[(Slot, usize)], way: Inputs) {
+        let Batch::Segments(segments) = &mut self.batch else {
+            unreachable!("{KEEPS}")
+        };
+        let width = values.iter().map(|(_, width)| width).sum();
+        let tokens = self.size.tokens;
+        let mut column = 0;
+        for &(slot, columns) in values {
+            let [rows] = self.scratch.slots([slot]);
+            let rows: &mut [f32] = first(rows, tokens * columns);
+            let mut rows = rows.chunks_exact_mut(columns);
+            for segment in segments.iter_mut() {
+                let rows = rows.by_ref().take(segment.tokens.len());
+                let Some(kept) = segment.sequence.state_inputs(layer) else {
+                    rows.for_each(drop);
+                    continue;
+                };
+                for (row, kept) in rows.zip(kept.chunks_exact_mut(width)) {
+                    let kept = &mut kept[column..column + columns];
+                    match way {
+                        Inputs::Keep => kept.copy_from_slice(row),
+                        Inputs::Read => row.copy_from_slice(kept),
+                    }
+                }
+            }
+            column += columns;
+        }
+    }
+
     /// `slots` are queries, keys, values, decay and strength; the state begins at an element of its layer's.
     fn scan(
         &mut self,
@@ -1177,18 +1224,25 @@ fn shown_rows<'a>(
     })
 }
 
+/// What is done with the inputs of states.
+#[derive(Clone, Copy)]
+enum Inputs {
+    Keep,
+    Read,
+}
+
 /// A part of a layer's state of each sequence, and how many tokens go through it.
 fn states<'a>(
     batch: &'a mut Batch<'_, '_>,
     layer: Layer,
     part: Range<usize>,
-) -> impl ExactSizeIterator<Item = (usize, &'a mut [f32])> {
+) -> impl ExactSizeIterator<Item = (usize, State<'a>)> {
     let Batch::Segments(segments) = batch else {
         unreachable!("{KEEPS}")
     };
     segments.iter_mut().map(move |segment| {
         let state = segment.sequence.state(layer);
-        (segment.tokens.len(), &mut state[part.clone()])
+        (segment.tokens.len(), state.part(part.clone()))
     })
 }
 

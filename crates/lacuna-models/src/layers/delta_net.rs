@@ -46,7 +46,9 @@ impl Stream<'_> {
             ("state-key", keys),
             ("state-value", values),
         ];
-        let [query, key, value] = self.convolve((index, net.taps), mixed, parts, false, program);
+        let state = (index, net.taps);
+        let gates = gates.map(|gate| (gate, heads));
+        let [query, key, value] = self.convolve(state, mixed, &gates, parts, false, program);
         for slot in [query, key] {
             bring_to_length_1(slot, net, program);
         }

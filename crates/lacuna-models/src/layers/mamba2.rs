@@ -21,19 +21,15 @@ impl Stream<'_> {
             ("state-key", group),
             ("state-query", group),
         ];
-        let [value, key, query] = self.convolve((index, mamba.taps), mixed, parts, true, program);
+        let state = (index, mamba.taps);
+        let gates = [(steps, heads)];
+        let [value, key, query] = self.convolve(state, mixed, &gates, parts, true, program);
 
         program.step("gates");
         let decay = self.decay(heads, (steps, mamba.time_steps), program);
         let skip = program.vector_in(("ssm_d", ""), heads, VectorForm::Finite);
         let slots = [query, key, value, decay, steps];
-        self.scan(
-            (index, mamba.taps),
-            mamba.scan(),
-            slots,
-            Some(skip),
-            program,
-        );
+        self.scan(state, mamba.scan(), slots, Some(skip), program);
 
         program.step("gate");
         if mamba.norm == StateNorm::BeforeGate {

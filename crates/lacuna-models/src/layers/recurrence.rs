@@ -50,17 +50,20 @@ impl Stream<'_> {
     }
 
     /// Convolves what `mixed` has, which becomes `parts`, one after another. The state of so many taps is the
-    /// first of the layer's.
+    /// first of the layer's. Beside `mixed` the layer's state depends on `gates` alone, rows of so many elements.
     pub(super) fn convolve<const N: usize>(
         &self,
         (layer, taps): (usize, usize),
         mixed: Slot,
+        gates: &[(Slot, usize)],
         parts: [(&'static str, usize); N],
         bias: bool,
         program: &mut Builder,
     ) -> [Slot; N] {
         let channels = parts.iter().map(|(_, width)| width).sum();
         program.step("convolve");
+        let inputs = [(mixed, channels)].into_iter();
+        program.begin_state(layer, inputs.chain(gates.iter().copied()).collect());
         let form = VectorForm::Taps(taps);
         let weights = program.vector_in(("ssm_conv1d", "weight"), channels * taps, form);
         let bias = bias.then(|| program.vector_called("ssm_conv1d", "bias", channels));
@@ -127,5 +130,6 @@ impl Stream<'_> {
             strength,
             skip,
         });
+        program.end_state();
     }
 }

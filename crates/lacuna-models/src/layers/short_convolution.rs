@@ -31,6 +31,7 @@ impl Stream<'_> {
         program.push(gate(before));
         let form = VectorForm::Taps(taps);
         let weights = program.vector_in(("shortconv.conv", "weight"), hidden * taps, form);
+        program.begin_state(index, vec![(values, hidden)]);
         program.push(Op::Convolve {
             layer: index,
             at: 0,
@@ -41,6 +42,7 @@ impl Stream<'_> {
             taps,
             activation: None,
         });
+        program.end_state();
         program.push(gate(after));
         self.recurrence_output("shortconv.out_proj", values, hidden, program)
     }

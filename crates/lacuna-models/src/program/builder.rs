@@ -1,5 +1,7 @@
 //! Puts a program together, step by step.
 
+use std::ops::Range;
+
 use lacuna_kernels::{Activation, AttentionShape, ExpertInput, HeadRows, Routing};
 
 use super::op::Op;
@@ -18,6 +20,7 @@ pub(crate) struct Builder {
     slots: Vec<SlotSpec>,
     tensors: Vec<TensorSpec>,
     layer: Option<usize>,
+    rewinds: Vec<Range<usize>>,
 }
 
 impl Builder {
@@ -45,6 +48,20 @@ impl Builder {
         self.ops.push(op);
         let step = self.steps.last_mut().expect("a step was begun");
         step.ops.end = self.ops.len();
+    }
+
+    /// What comes next changes the state of `layer`, by the `values` of tokens and nothing else, up to
+    /// [`Builder::end_state`].
+    pub(crate) fn begin_state(&mut self, layer: usize, values: Vec<(Slot, usize)>) {
+        let start = self.ops.len();
+        self.rewinds.push(start..start);
+        self.push(Op::StateInputs { layer, values });
+    }
+
+    /// The state is what it is after the tokens.
+    pub(crate) fn end_state(&mut self) {
+        let rewind = self.rewinds.last_mut().expect("a state was begun");
+        rewind.end = self.ops.len();
     }
 
     /// The matrix `part` of the current layer, or of the model outside of layers.
@@ -340,6 +357,7 @@ impl Builder {
             steps: self.steps,
             slots: self.slots,
             tensors: self.tensors,
+            rewinds: self.rewinds,
             output,
         }
     }

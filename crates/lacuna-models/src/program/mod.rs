@@ -44,6 +44,8 @@ pub struct Program {
     steps: Vec<Step>,
     slots: Vec<SlotSpec>,
     tensors: Vec<TensorSpec>,
+    /// The operations of each layer with a state that change it, with [`Op::StateInputs`] first.
+    rewinds: Vec<Range<usize>>,
     output: Slot,
 }
 
@@ -79,6 +81,12 @@ impl Program {
     #[must_use]
     pub fn ops(&self, step: &Step) -> &[Op] {
         &self.ops[step.ops.clone()]
+    }
+
+    /// The operations that change states, by [`Op::StateInputs`] alone: what computes them once more for fewer tokens. Slots
+    /// hold what they hold in the whole program, so its plan is theirs, too.
+    pub fn state_ops(&self) -> impl Iterator<Item = &Op> {
+        self.rewinds.iter().flat_map(|ops| &self.ops[ops.clone()])
     }
 
     /// Every slot; a [`Slot`] is its number here.

@@ -215,6 +215,14 @@ pub enum Op {
         /// Whether the tokens of an image see those of their window alone.
         windowed: bool,
     },
+    /// What tokens change a layer's state by. A pass keeps the rows of sequences that may have to go back
+    /// ([`Sequence::state_inputs`](lacuna_kv::Sequence::state_inputs)); states that are computed again have them from there.
+    StateInputs {
+        /// Of which decoder layer the state is.
+        layer: usize,
+        /// Rows of so many elements, which lie one after the other for each token.
+        values: Vec<(Slot, usize)>,
+    },
     /// A causal convolution of each channel by itself, which goes on from each sequence's state.
     Convolve {
         /// Of which decoder layer the state is.
@@ -649,6 +657,9 @@ impl Op {
                 (*from, Read),
                 (*to, Write),
             ],
+            Self::StateInputs { values, .. } => {
+                values.iter().map(|(slot, _)| (*slot, Read)).collect()
+            }
             Self::Convolve { values, .. } | Self::TimeSteps { values, .. } => vec![(*values, Read)],
             Self::Decay { steps, output, .. } => vec![(*steps, Read), (*output, Write)],
             Self::Scan {

@@ -508,6 +508,7 @@ impl ModelSpec {
         });
         let geometry = Geometry::new(layers.collect(), elements)?;
         let geometry = geometry.with_states(self.states().collect())?;
+        let geometry = geometry.with_state_inputs(self.state_inputs().collect())?;
         let in_keys = |rows: RowSpec| rows.values == ValueRows::InKeys;
         let latent = geometry.has_rows() && geometry.own_rows().all(|(_, rows)| in_keys(rows));
         match elements {
@@ -522,6 +523,12 @@ impl ModelSpec {
     pub fn states(&self) -> impl Iterator<Item = usize> {
         let recurrences = self.layers.iter().map(|layer| layer.recurrence);
         recurrences.map(|recurrence| recurrence.map_or(0, |it| it.state_len(self.hidden)))
+    }
+
+    /// The f32 elements of a token that the state of each layer changes by.
+    pub fn state_inputs(&self) -> impl Iterator<Item = usize> {
+        let recurrences = self.layers.iter().map(|layer| layer.recurrence);
+        recurrences.map(|recurrence| recurrence.map_or(0, |it| it.state_inputs(self.hidden)))
     }
 
     /// Multiplications that states take of a token, in all layers.

@@ -218,6 +218,19 @@ impl Recurrence {
         convolutions.iter().sum::<usize>() + scan
     }
 
+    /// The f32 elements of a token that these states change by, as a program keeps them ([`Op::StateInputs`](crate::program::Op)): what
+    /// goes through convolutions, and what gates of states are made of.
+    #[must_use]
+    pub fn state_inputs(&self, hidden: usize) -> usize {
+        let (channels, _) = self.convolutions(hidden);
+        let gates = match self {
+            Self::DeltaNet(net) => 2 * net.value_heads,
+            Self::ShortConvolution(_) => 0,
+            Self::Mamba2(mamba) => mamba.heads,
+        };
+        channels.iter().sum::<usize>() + gates
+    }
+
     /// Multiplications that its states take of a token.
     #[must_use]
     pub fn state_macs(&self, hidden: usize) -> usize {

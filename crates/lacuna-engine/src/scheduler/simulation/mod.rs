@@ -143,7 +143,12 @@ enum Kind {
 /// windows, wide and narrow, and one that reads another's. States that hold a context, of a page and of two.
 fn geometry(kind: Kind) -> Geometry {
     let elements = KvElements::both(ElementType::F32);
-    let states = |geometry: Geometry, states| geometry.with_states(states).expect("a model");
+    let states = |geometry: Geometry, states: Vec<usize>| {
+        let inputs = states.iter().map(|&state| if state > 0 { 2 } else { 0 });
+        let inputs = inputs.collect();
+        let geometry = geometry.with_states(states).expect("a model");
+        geometry.with_state_inputs(inputs).expect("a model")
+    };
     match kind {
         Kind::Rows => return Geometry::uniform(2, 1, 64, elements),
         Kind::States => {
@@ -283,6 +288,7 @@ impl Simulation {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ u64::MAX);
         let mut one_of = |choices: &[usize]| choices[below(&mut random, choices.len())];
         let context = one_of(&[0, 40, CONTEXT, CONTEXT]);
+        // Of the layers of the draft: its states would have to go back over several passes.
         let kind = [Kind::Rows, Kind::Windows][one_of(&[0, 1])];
         let most = one_of(&[1, 3, 7]);
         let eager = one_of(&[0, 1]) == 1;

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::{Cpu, CpuConfig, State};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
 use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Place, Segment};
 use lacuna_pages::ByteLength;
@@ -122,15 +122,18 @@ impl PseudoModel {
     fn write(&self, segment: &mut Segment<'_>) {
         let start = segment.sequence.len();
         for layer in 0..self.cache.geometry().layers().len() {
-            let state = segment.sequence.state(Layer(layer));
-            let Some((count, tokens)) = state.split_first_mut() else {
+            let layer = Layer(layer);
+            if self.cache.geometry().state_elements(layer) == 0 {
                 continue;
-            };
-            assert_eq!(*count, start as f32, "the state of another token");
-            *count += segment.tokens.len() as f32;
-            for (place, &token) in tokens[start..].iter_mut().zip(segment.tokens) {
-                *place = token as f32;
             }
+            if let Some(inputs) = segment.sequence.state_inputs(layer) {
+                let places = inputs.chunks_exact_mut(2).zip(segment.tokens);
+                for (offset, (input, &token)) in places.enumerate() {
+                    input.copy_from_slice(&[token as f32, (start + offset) as f32]);
+                }
+            }
+            let tokens = segment.tokens.iter().map(|&token| token as f32);
+            append(segment.sequence.state(layer), start, tokens);
         }
         for (layer, spec) in self.cache.geometry().own_rows() {
             let rows = |side: Side, mark: f32| -> Vec<f32> {
@@ -149,6 +152,21 @@ impl PseudoModel {
                 self.cpu.store_run(run, &side.of(rows.each_ref())[..]);
             });
         }
+    }
+}
+
+/// Makes of the state after `start` tokens that after `tokens` as well.
+fn append(state: State<'_>, start: usize, tokens: impl ExactSizeIterator<Item = f32>) {
+    let State { before, after } = state;
+    match before {
+        Some(before) => after.copy_from_slice(before),
+        None => {}
+    }
+    let (count, places) = after.split_first_mut().expect("a state");
+    assert_eq!(*count, start as f32, "the state of another token");
+    *count += tokens.len() as f32;
+    for (place, token) in places[start..].iter_mut().zip(tokens) {
+        *place = token;
     }
 }
 
@@ -185,7 +203,8 @@ impl PseudoModel {
 fn read(segment: &mut Segment<'_>) -> Vec<u32> {
     let mut all = Vec::new();
     for layer in 0..segment.sequence.geometry().layers().len() {
-        if let Some((count, tokens)) = segment.sequence.state(Layer(layer)).split_first() {
+        let state = segment.sequence.state(Layer(layer)).after;
+        if let Some((count, tokens)) = state.split_first() {
             let tokens = tokens[..*count as usize].iter();
             let tokens: Vec<u32> = tokens.map(|&token| token as u32).collect();
             assert!(all.is_empty() || all == tokens, "states of other tokens");
@@ -288,6 +307,27 @@ impl ModelRunner for PseudoModel {
             logits: &self.logits,
             tokenizer: self.model.tokenizer(),
         })
+    }
+
+    fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
+        for segment in segments {
+            assert!(segment.sequence.rewind(segment.tokens.len()), "states");
+            let start = segment.sequence.len();
+            for layer in (0..self.cache.geometry().layers().len()).map(Layer) {
+                if self.cache.geometry().state_elements(layer) == 0 {
+                    continue;
+                }
+                let inputs = segment.sequence.state_inputs(layer).expect("kept");
+                let inputs = inputs.chunks_exact(2).zip(segment.tokens);
+                for (offset, (input, &token)) in inputs.clone().enumerate() {
+                    assert_eq!(*input, [token as f32, (start + offset) as f32]);
+                }
+                let tokens: Vec<f32> = inputs.map(|(input, _)| input[0]).collect();
+                let state = segment.sequence.state(layer);
+                append(state, start, tokens.into_iter());
+            }
+        }
+        Ok(())
     }
 
     fn batch_limits(&self) -> BatchLimits {

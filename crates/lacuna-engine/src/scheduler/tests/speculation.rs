@@ -267,12 +267,129 @@ fn rows_of_fewer_bits_are_overwritten_as_exactly() {
     assert!(together(&demo, quantized).0 == together(&demo, plain).0);
 }
 
+/// Families whose layers keep states: beside rows in other layers, beside rows of their own, and alone.
+const WITH_STATES: [&str; 7] = [
+    "qwen3.5",
+    "qwen3-next",
+    "lfm2",
+    "falcon-h1",
+    "nemotron-h",
+    "granite-hybrid",
+    "mamba2",
+];
+
 #[test]
-fn layers_that_keep_states_have_nothing_guessed() {
-    for name in ["qwen3-next", "mamba2"] {
-        let (_, drafts, _) = together(&family(name), USUAL);
-        assert_eq!(drafts, Drafts::default(), "{name}");
+fn states_go_back_from_wrong_guesses_whatever_holds_rows_and_however_tokens_are_drawn() {
+    for name in WITH_STATES {
+        let model = family(name);
+        let plain = Setting {
+            speculation: Speculation::Off,
+            ..USUAL
+        };
+        let (expected, none, steps) = together(&model, plain);
+        assert_eq!(none, Drafts::default());
+        for (policy, prefix_cache, sequences) in [
+            ("sparse", false, 16),
+            ("sparse", true, 16),
+            ("sparse", false, 3),
+            ("sparse", true, 1),
+            ("dense", false, 16),
+            ("paged:16", true, 16),
+        ] {
+            let setting = Setting {
+                policy,
+                prefix_cache,
+                sequences,
+                ..USUAL
+            };
+            let (found, drafts, fewer) = together(&model, setting);
+            let drafts = drafts.all();
+            let what = format!("{name} {policy} {prefix_cache} {sequences}: {drafts:?}");
+            assert!(found == expected, "{what}");
+            assert!(drafts.accepted_tokens > 0, "{what}");
+            assert!(drafts.accepted_tokens < drafts.draft_tokens, "{what}");
+            assert!(sequences < 16 || prefix_cache || fewer <= steps, "{what}");
+        }
     }
+}
+
+/// What states go back with goes first when pages are short, and is not taken where there is not twice as much.
+#[test]
+fn states_go_back_only_where_there_is_memory_for_it() {
+    let model = family("qwen3.5");
+    let greedy = || requests().swap_remove(0);
+    let run = |spare: Option<u64>| {
+        let mut scheduler = guessing(&model, USUAL);
+        let stream = enqueue(&mut scheduler, greedy());
+        while scheduler
+            .running
+            .iter()
+            .all(|it| it.sessions[0].choice.generated == 0)
+        {
+            assert!(scheduler.step());
+        }
+        if let Some(spare) = spare {
+            let limit = scheduler.owned_bytes() + spare;
+            let cache = scheduler.engine.kv_cache();
+            cache
+                .set_limit(lacuna_pages::ByteLength::new(limit))
+                .expect("a limit");
+        }
+        finish(&mut scheduler, 200);
+        (read(stream), scheduler.counters.drafts.all())
+    };
+    let (expected, drafts) = run(None);
+    assert!(drafts.draft_tokens > 0);
+    let cache = Engine::new(Arc::clone(&model), &engine_config(USUAL, 256)).expect("an engine");
+    let bytes = cache.kv_cache().geometry().rewind_bytes(8) as u64;
+    let (found, drafts) = run(Some(bytes));
+    assert!(found == expected);
+    assert_eq!(drafts, DraftCounts::default(), "not twice as much is there");
+
+    let mut scheduler = guessing(&model, USUAL);
+    let stream = enqueue(&mut scheduler, greedy());
+    while scheduler.rewind_bytes() == 0 {
+        assert!(scheduler.step());
+    }
+    let (owned, there) = (scheduler.owned_bytes(), scheduler.rewind_bytes());
+    assert!(scheduler.evict());
+    assert_eq!(scheduler.owned_bytes(), owned - there);
+    finish(&mut scheduler, 200);
+    assert!(read(stream) == expected);
+}
+
+/// A step that others take the memory from is one without guesses.
+#[test]
+fn a_step_whose_memory_goes_to_others_is_computed_without_guesses() {
+    let model = family("qwen3.5");
+    let mut scheduler = guessing(&model, USUAL);
+    let stream = enqueue(&mut scheduler, requests().swap_remove(0));
+    loop {
+        scheduler.admit();
+        scheduler.schedule();
+        let now = scheduler.system.now();
+        scheduler.prepare(now);
+        if scheduler.running[0].sessions[0].sequence.is_to_be_rewound() {
+            assert!(scheduler.give_up_guessing());
+            let session = &scheduler.running[0].sessions[0];
+            assert_eq!((session.scheduled, session.guesses().len()), (1, 0));
+            assert_eq!(scheduler.rewind_bytes(), 0);
+            break;
+        }
+        scheduler.forward_and_sample().expect("a pass");
+        scheduler.accept();
+    }
+    finish(&mut scheduler, 200);
+    let mut plain = guessing(
+        &model,
+        Setting {
+            speculation: Speculation::Off,
+            ..USUAL
+        },
+    );
+    let expected = enqueue(&mut plain, requests().swap_remove(0));
+    finish(&mut plain, 200);
+    assert!(read(stream) == read(expected));
 }
 
 #[test]
@@ -329,7 +446,7 @@ fn generation(model: &Arc<Model>, request: Request, setting: Setting<'_>) -> (Te
 #[test]
 fn a_generation_is_the_same_with_guesses_to_its_end_and_its_next_turn() {
     let mut all = DraftCounts::default();
-    for name in ["qwen3-yarn", "gemma3", "deepseek-v3"] {
+    for name in ["qwen3-yarn", "gemma3", "deepseek-v3", "qwen3.5", "mamba2"] {
         let model = family(name);
         for (place, _) in requests().iter().enumerate() {
             let request = || {
@@ -363,13 +480,15 @@ fn a_generation_is_the_same_with_guesses_to_its_end_and_its_next_turn() {
 
 /// What draft models are tried with: a target and its draft. A model that guesses for itself is always right as long as it has
 /// read everything; another one seldom.
-const PAIRS: [(&str, &str); 6] = [
+const PAIRS: [(&str, &str); 8] = [
     ("qwen3-yarn", "qwen3-yarn"),
     ("gemma3", "gemma3"),
     ("deepseek-v3", "qwen3-yarn"),
     ("gpt-oss", "gpt-oss"),
     ("qwen3-yarn", "gemma3"),
     ("gemma3", "deepseek-v3"),
+    ("qwen3.5", "qwen3-yarn"),
+    ("granite-hybrid", "gemma3"),
 ];
 
 #[test]
@@ -685,14 +804,7 @@ fn models_that_cannot_guess_for_another_are_refused_and_say_why() {
         "{other}"
     );
     let states = DraftModel::new(family("mamba2")).expect_err("states");
-    assert_eq!(
-        states,
-        DraftError::States {
-            which: "draft model"
-        }
-    );
-    let states = refused(&family("qwen3-next"), draft("qwen3-yarn"));
-    assert_eq!(states, DraftError::States { which: "model" });
+    assert_eq!(states, DraftError::States);
 }
 
 /// What the last guess was is known only from what the text ends with.
