@@ -25,6 +25,7 @@ FILE_TYPES = {
     Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
     Type.Q2_K: gguf.LlamaFileType.MOSTLY_Q2_K,
     Type.IQ2_XXS: gguf.LlamaFileType.MOSTLY_IQ2_XXS,
+    Type.IQ4_XS: gguf.LlamaFileType.MOSTLY_IQ4_XS,
 }
 # Files that mix types, as such files do: what is not the type they are called after, and where rows are
 # too short for it.
@@ -38,6 +39,9 @@ MIXTURES = {
     }),
     Type.IQ2_XXS: ("dynamic-IQ2_XXS", Type.MXFP4, {
         "embed_tokens": Type.Q3_K, "q_proj": Type.IQ2_XS, "k_proj": Type.TQ1_0, "v_proj": Type.TQ2_0,
+    }),
+    Type.IQ4_XS: ("dynamic-tables", Type.MXFP4, {
+        "q_proj": Type.IQ4_NL, "v_proj": Type.MXFP4, "gate_proj": Type.IQ4_NL, "up_proj": Type.MXFP4,
     }),
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ pub(crate) fn arrange(
             planes(out, row, 34, |out, block| out.extend(&block[2..]));
             planes(out, row, 34, |out, block| out.extend(&block[..2]));
         }
-        DType::Q4_0 => {
+        DType::Q4_0 | DType::Iq4Nl => {
             planes(out, row, 18, |out, block| out.extend(&block[2..]));
             planes(out, row, 18, |out, block| out.extend(&block[..2]));
         }
@@ -105,6 +105,14 @@ pub(crate) fn arrange(
             });
             planes(out, row, 210, |out, block| out.extend(&block[192..208]));
             planes(out, row, 210, |out, block| out.extend(&block[208..]));
+        }
+        DType::Iq4Xs => {
+            planes(out, row, 136, |out, block| out.extend(&block[8..]));
+            planes(out, row, 136, |out, block| out.extend(&block[..8]));
+        }
+        DType::Mxfp4 => {
+            planes(out, row, 17, |out, block| out.extend(&block[1..]));
+            planes(out, row, 17, |out, block| out.push(block[0]));
         }
         _ => out.extend(row),
     }
@@ -180,6 +188,9 @@ mod tests {
             (DType::Q4K, 512, 288),
             (DType::Q5K, 256, 176),
             (DType::Q6K, 256, 210),
+            (DType::Iq4Nl, 96, 3 * 18),
+            (DType::Iq4Xs, 512, 272),
+            (DType::Mxfp4, 96, 3 * 17),
             (DType::F32, 5, 20),
             (DType::F16, 17, 34),
         ] {
@@ -207,6 +218,9 @@ mod tests {
             (DType::Q4K, 256, 144),
             (DType::Q5K, 256, 176),
             (DType::Q6K, 256, 210),
+            (DType::Iq4Nl, 32, 18),
+            (DType::Iq4Xs, 256, 136),
+            (DType::Mxfp4, 32, 17),
         ] {
             let mut found = std::collections::HashSet::new();
             for bit in 0..8 * block_bytes {

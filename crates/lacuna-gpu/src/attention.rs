@@ -114,12 +114,14 @@ impl<'a> Pass<'a> {
             ref shape,
             queries,
             output,
+            sinks,
             ..
         } = *op
         else {
             unreachable!("it is of attention")
         };
-        let (layer, slots) = (Layer(layer), (queries, (output, quantized)));
+        let (layer, to) = (Layer(layer), (output, quantized));
+        let sinks = sinks.map_or(NONE, |sinks| self.weights.vector(sinks));
         let words = self.room.state_words;
         let mut waiting: Vec<(Merge, usize)> = Vec::new();
         let (mut used, mut before) = (0, 0);
@@ -143,7 +145,8 @@ impl<'a> Pass<'a> {
                 self.attend_group(layer, &sight, &group, (queries, before), segment)?;
                 let count = group.tokens.len();
                 used += state_words(shape, group.partitions.len()) * count as u64;
-                waiting.push((self.merging(&sight, &group, slots.1, before), count));
+                let merge = self.merging(&sight, &group, to, before);
+                waiting.push((Merge { sinks, ..merge }, count));
                 start = group.tokens.end;
             }
             before += sight.tokens;
@@ -262,6 +265,7 @@ impl<'a> Pass<'a> {
             bytes: quantized.map_or(NONE, |to| to.bytes),
             scales: quantized.map_or(NONE, |to| to.scales),
             sums: quantized.map_or(NONE, |to| to.sums),
+            sinks: NONE,
         }
     }
 
@@ -275,7 +279,7 @@ impl<'a> Pass<'a> {
         for (constants, tokens) in waiting.drain(..) {
             let threads = shape.query_heads * shape.value_dim.div_ceil(4);
             let grid = [number(threads).div_ceil(THREADS), number(tokens), 1];
-            let (kernels, windows) = (self.kernels, self.only_activations());
+            let (kernels, windows) = (self.kernels, self.activations_and_vectors());
             self.dispatch(&kernels.merge, windows, &constants, grid)?;
         }
         self.recording.barrier();

@@ -2,11 +2,11 @@
 
 use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{Geometry, KvPolicy, Side, ValueRows};
-use lacuna_models::program::{Factor, Lookup, Op, Step};
-use lacuna_models::spec::{Activation, Gating, Mask, NormKind};
+use lacuna_models::program::{Lookup, Op, Step};
+use lacuna_models::spec::{Activation, Gating, Mask};
 use lacuna_models::{ExecutorError, Model};
 
-use crate::kernels::products;
+use crate::kernels::{MOST_EXPERTS, MOST_STATE_ROWS, products};
 
 /// What the kernels call an element type of KV rows.
 pub(crate) fn element_code(element: ElementType) -> Option<u32> {
@@ -26,6 +26,9 @@ pub(crate) fn activation_code(activation: Activation) -> Option<u32> {
         Activation::Relu => Some(2),
         Activation::ReluSquared => Some(3),
         Activation::Sigmoid => Some(4),
+        Activation::GeluErf => Some(5),
+        Activation::Tanh => Some(6),
+        Activation::Softplus => Some(7),
         _ => None,
     }
 }
@@ -56,9 +59,6 @@ pub(crate) fn check_kv(
     let sparse = matches!(policy, KvPolicy::Sparse(layout) if layout.tile_tokens() == 1);
     if !sparse {
         return refused(format!("by the policy `{policy}`"));
-    }
-    if geometry.has_states() {
-        return refused("with states of layers".to_owned());
     }
     for (layer, rows) in geometry.own_rows() {
         if rows.values == ValueRows::InKeys {
@@ -102,13 +102,38 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
                     place: place(step),
                 });
             }
-            if let Op::Product { outputs, .. } = op {
-                for (id, _) in outputs {
-                    let weights = model.matrix(*id);
-                    check_type(device, weights.name, weights.matrix.dtype())?;
+            check_types(device, model, op)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether there are products with the matrices of an operation.
+fn check_types(device: &str, model: &Model, op: &Op) -> Result<(), ExecutorError> {
+    match op {
+        Op::Product { outputs, .. } => {
+            for (id, _) in outputs {
+                let weights = model.matrix(*id);
+                check_type(device, weights.name, weights.matrix.dtype())?;
+            }
+        }
+        Op::ExpertProduct { outputs, .. } => {
+            for (id, _) in outputs {
+                let mut first = None;
+                for weights in model.experts(*id) {
+                    let dtype = weights.matrix.dtype();
+                    check_type(device, weights.name, dtype)?;
+                    // They lie one after the other, as rows of one matrix.
+                    if *first.get_or_insert(dtype) != dtype {
+                        return Err(ExecutorError::Setting {
+                            device: device.to_owned(),
+                            what: "experts of one layer whose weights are of different types",
+                        });
+                    }
                 }
             }
         }
+        _ => {}
     }
     Ok(())
 }
@@ -147,37 +172,51 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::Positions { .. }
         | Op::Rotations { .. }
         | Op::Rotate { .. }
+        | Op::Norm { .. }
+        | Op::BiasedNorm { .. }
         | Op::Add { .. }
+        | Op::AddScaledRows { .. }
+        | Op::Multiply { .. }
+        | Op::Scale { .. }
+        | Op::ScalePart { .. }
         | Op::SoftCap { .. }
+        | Op::MatchMagnitude { .. }
+        | Op::KeepOutliers { .. }
+        | Op::Temperature { .. }
+        | Op::Columns { .. }
+        | Op::TimeSteps { .. }
+        | Op::Decay { .. }
+        | Op::ExpertProduct { .. }
+        | Op::CombineExperts { .. }
         | Op::Choose { .. }
         | Op::CheckFinite { .. }
         // Without an encoder there are no images, and nothing is to be done.
         | Op::PlaceImages { .. }
         | Op::AddImages { .. }
         | Op::Return { .. } => None,
-        Op::Norm { norm, .. } => match norm.kind {
-            NormKind::Rms => None,
-            kind => Some(format!("a norm of kind {kind:?}")),
-        },
         Op::Product { function, .. } => function.and_then(unknown),
         Op::Apply { function, .. } => unknown(*function),
         Op::Store { values, .. } => match values {
             Some(_) => None,
             None => Some("rows of keys that are values too".to_owned()),
         },
-        Op::Attend { shape, sinks, .. } => match (mask_code(shape.mask), sinks) {
-            (Some(_), None) => None,
-            (None, _) => Some(format!("attention with the mask {:?}", shape.mask)),
-            (_, Some(_)) => Some("attention with sinks".to_owned()),
+        Op::Attend { shape, .. } => match mask_code(shape.mask) {
+            Some(_) => None,
+            None => Some(format!("attention with the mask {:?}", shape.mask)),
         },
         Op::Activate { gating, .. } => match gating {
             Gating::Product(activation) => unknown(*activation),
-            gating @ Gating::Clamped { .. } => Some(format!("the gate {gating:?}")),
+            Gating::Clamped { .. } => None,
         },
-        Op::Scale {
-            factor: Factor::Fixed(_),
-            ..
-        } => None,
+        Op::Convolve { activation, .. } => activation.and_then(unknown),
+        Op::Scan { shape, .. } => {
+            let many = shape.key_dim > MOST_STATE_ROWS;
+            many.then(|| format!("states of {} rows", shape.key_dim))
+        }
+        Op::Route { routing, .. } => {
+            let many = routing.experts > MOST_EXPERTS;
+            many.then(|| format!("a choice from {} experts", routing.experts))
+        }
         other => Some(format!("the operation `{}`", name_of(other))),
     }
 }

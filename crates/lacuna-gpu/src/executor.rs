@@ -88,8 +88,14 @@ impl VulkanExecutor {
         if partition > window {
             return too_long("a partition of KV rows", partition);
         }
+        let states = (0..geometry.layers().len())
+            .map(|layer| 4 * geometry.state_elements(lacuna_kv::Layer(layer)) as u64);
+        let state = states.max().unwrap_or(0) + reach;
+        if state > window {
+            return too_long("the state of a layer", state);
+        }
         let integer_dot = config.uses_integer_dot(&compute);
-        let kernels = Kernels::new(&compute, &DeviceWeights::types(&model), integer_dot)?;
+        let kernels = Kernels::new(&compute, &DeviceWeights::wanted(&model), integer_dot)?;
         let weights = DeviceWeights::upload(queue, &model)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {
@@ -128,7 +134,7 @@ impl VulkanExecutor {
         for op in program.steps().iter().flat_map(|step| program.ops(step)) {
             match *op {
                 Op::Embed { table, output, .. } => {
-                    let width = model.spec().hidden;
+                    let width = model.columns(table);
                     let (model, tokens) = (&model, &self.tokens);
                     let rows = add(&mut self.input, tokens.len() * width);
                     model.look_up(cpu, table, tokens, rows);
@@ -152,6 +158,16 @@ impl VulkanExecutor {
                     model.rotations(cpu, (rope, context), &self.positions, rows);
                     let elements = rows.len();
                     self.note(output, elements);
+                }
+                Op::Temperature {
+                    factors,
+                    temperature,
+                    ..
+                } => {
+                    let positions = self.positions.iter();
+                    self.input
+                        .extend(positions.map(|&position| temperature.factor(position as usize)));
+                    self.note(factors, self.positions.len());
                 }
                 _ => {}
             }
@@ -199,6 +215,9 @@ impl Executor for VulkanExecutor {
             return Err(ForwardError::NoImages);
         }
         self.give(cpu, segments);
+        for segment in &mut *segments {
+            segment.sequence.lend_device_states();
+        }
         let computed = self.run(size, segments);
         // First, because whatever a lost file's zeros led to is no news.
         self.model.files().check()?;
@@ -235,7 +254,8 @@ fn input_elements(model: &Model, limits: BatchLimits) -> usize {
     let program = model.program();
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
     let widths = ops.map(|op| match op {
-        Op::Embed { .. } => model.spec().hidden,
+        Op::Embed { table, .. } => model.columns(*table),
+        Op::Temperature { .. } => 1,
         Op::Rotations { width, .. } => *width,
         _ => 0,
     });

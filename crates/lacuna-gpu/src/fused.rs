@@ -4,10 +4,10 @@
 //! What such kernels quantize goes to room beside the slots, because slots share bytes as the program's steps allow, and a
 //! kernel may do what belongs to two steps. Rows that nothing reads but products of quantized matrices are not written.
 
-use lacuna_kernels::{AttentionShape, RopeStyle};
+use lacuna_kernels::{AttentionShape, ExpertInput, RopeStyle, Routing};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Access, Op, Rows, Slot, VectorId};
-use lacuna_models::spec::{Activation, Gating, Norm};
+use lacuna_models::spec::{Gating, Norm, NormKind};
 use lacuna_models::{BatchLimits, Model};
 
 use crate::arranged::BLOCK;
@@ -17,13 +17,13 @@ use crate::arranged::BLOCK;
 pub(crate) enum Action {
     /// An operation by itself.
     Op(Op),
-    /// Products of rows that the action before it quantized.
+    /// Products of rows that the action before it quantized, with matrices or with those of experts.
     Products(Op),
     /// Rows are added to others, which are normed and quantized.
     Prepare(Prepare),
     /// The products of a gate are quantized.
     Gate {
-        function: Activation,
+        gating: Gating,
         gate: Slot,
         up: Slot,
         width: usize,
@@ -124,9 +124,26 @@ pub(crate) fn quantized_bytes(actions: &[Action], limits: BatchLimits) -> usize 
         Action::Products(Op::Product { rows, columns, .. }) => {
             rows.at_most(limits) * (columns / BLOCK) * (BLOCK + 8)
         }
+        Action::Products(Op::ExpertProduct {
+            routing,
+            from,
+            columns,
+            ..
+        }) => {
+            let rows = limits.tokens * rows_of_token(routing, *from);
+            rows * (columns / BLOCK) * (BLOCK + 8)
+        }
         _ => 0,
     });
     bytes.max().unwrap_or(0)
+}
+
+/// Rows that experts' products read of each token.
+pub(crate) fn rows_of_token(routing: &Routing, from: ExpertInput) -> usize {
+    match from {
+        ExpertInput::Tokens => 1,
+        ExpertInput::Choices => routing.used,
+    }
 }
 
 struct Fusing<'a> {
@@ -177,6 +194,17 @@ impl Fusing<'_> {
             Some(Op::Product { input, outputs, .. }) if *input == slot => {
                 let quantized = |id| self.model.matrix(id).matrix.dtype().is_quantized();
                 let blocks = outputs.iter().filter(|(id, _)| quantized(*id)).count();
+                Reading {
+                    rows: blocks < outputs.len() || self.is_read(slot, at + 1),
+                    blocks: blocks > 0,
+                }
+            }
+            Some(Op::ExpertProduct { input, outputs, .. }) if *input == slot => {
+                let blocks = outputs.iter().filter(|(id, _)| {
+                    let mut experts = self.model.experts(*id);
+                    experts.any(|expert| expert.matrix.dtype().is_quantized())
+                });
+                let blocks = blocks.count();
                 Reading {
                     rows: blocks < outputs.len() || self.is_read(slot, at + 1),
                     blocks: blocks > 0,
@@ -282,7 +310,7 @@ impl Fusing<'_> {
 
     fn gate(&self, at: usize) -> Option<Action> {
         let Op::Activate {
-            gating: Gating::Product(function),
+            gating,
             gate,
             up,
             width,
@@ -292,7 +320,7 @@ impl Fusing<'_> {
         };
         self.is_only_quantized(gate, at + 1)
             .then_some(Action::Gate {
-                function,
+                gating,
                 gate,
                 up,
                 width,
@@ -320,7 +348,9 @@ impl Fusing<'_> {
                 rows: Rows::Tokens,
                 groups,
                 width,
-            } if input == output && [groups, width] == heads => Some((input, (norm, weight))),
+            } if (norm.kind, input, [groups, width]) == (NormKind::Rms, output, heads) => {
+                Some((input, (norm, weight)))
+            }
             _ => None,
         };
         let behind = at + usize::from(norm.is_some());

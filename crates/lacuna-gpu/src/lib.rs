@@ -1,6 +1,6 @@
 //! The forward pass on a GPU through Vulkan, over pages that its page table maps.
 //!
-//! A [`Vulkan`] device runs the same program as the processor does, for dense decoders. Keys and values lie in sparse
+//! A [`Vulkan`] device runs the same program as the processor does, for decoders. Keys and values lie in sparse
 //! buffers of the device whose pages a pool attaches as rows arrive, so kernels read one flat range. Whatever it
 //! cannot do is refused when a model is opened, by name; nothing is done on the processor instead without a word, but for
 //! looking up rows of the embedding table and making tables of rotations, which is always done there.
@@ -21,9 +21,11 @@ mod attention;
 mod capability;
 mod device;
 mod executor;
+mod experts;
 mod fused;
 mod kernels;
 mod pass;
+mod recurrence;
 mod self_test;
 mod weights;
 

@@ -2,11 +2,11 @@
 //!
 //! Operations take effect one after another, with a barrier between; what belongs to one operation runs side by side.
 
-use lacuna_kernels::RopeStyle;
+use lacuna_kernels::{HeadOrder, HeadRows, RopeStyle};
 use lacuna_kv::{Layer, Side};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Factor, MatrixId, Op, Rows, Slot, VectorId};
-use lacuna_models::spec::{Activation, Gating, Norm};
+use lacuna_models::spec::{Activation, Gating, NormKind};
 use lacuna_models::{PassSize, Segment};
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
@@ -14,13 +14,14 @@ use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOW
 
 use crate::arranged::{self, BLOCK};
 use crate::capability::{activation_code, element_code};
+use crate::experts::Sorted;
 use crate::fused::{Action, Heads, Prepare};
 use crate::kernels::{
-    Constants, Elementwise, FEW_TOKENS, Heads as HeadsConstants, Kernels, NONE,
-    Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS, Prepare as PrepareConstants, Product,
-    Quantize, Rotate, Store, THREADS, TILE,
+    CLAMPED, Columns, Constants, Elementwise, FEW_TOKENS, Heads as HeadsConstants, Kernels,
+    Magnitude, NONE, Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS,
+    Prepare as PrepareConstants, Product, Quantize, Rotate, Store, THREADS, TILE,
 };
-use crate::weights::{DeviceWeights, Placed};
+use crate::weights::{DeviceWeights, Placed, Together};
 
 /// The most workgroups one way that every device takes.
 const MOST_GROUPS: u32 = 65_535;
@@ -33,6 +34,13 @@ enum Elements {
     SoftCap = 2,
     Gate = 3,
     Apply = 4,
+    Multiply = 5,
+    ScaleColumns = 6,
+    ScalePart = 7,
+    AddScaledRows = 8,
+    ScaleRows = 9,
+    TimeSteps = 10,
+    Decay = 11,
 }
 
 /// What the host gives a pass: rows of a slot, and where they are in its input.
@@ -94,14 +102,14 @@ impl<'a> Pass<'a> {
             Action::Products(ref op) => self.products_of_quantized(op)?,
             Action::Prepare(ref prepare) => self.prepare(prepare)?,
             Action::Gate {
-                function,
+                gating,
                 gate,
                 up,
                 width,
             } => {
                 let rows = (self.size.tokens, width);
                 let quantized = self.quantized(rows);
-                self.quantize((gate, Some((up, function))), &quantized)?;
+                self.quantize((gate, Some((up, gating))), &quantized)?;
             }
             Action::Heads(ref heads) => self.heads(heads, segments)?,
             Action::Attend(ref op) => {
@@ -132,7 +140,23 @@ impl<'a> Pass<'a> {
                 rows,
                 groups,
                 width,
-            } => self.norm(norm, weight, [input, output], rows, [groups, width])?,
+            } => {
+                let centered = norm.kind != NormKind::Rms;
+                let how = (norm.epsilon, centered, [weight, None]);
+                self.norm(how, [input, output], rows, [groups, width])?;
+            }
+            Op::BiasedNorm {
+                epsilon,
+                weight,
+                bias,
+                input,
+                output,
+                rows,
+                width,
+            } => {
+                let how = (epsilon, true, [Some(weight), Some(bias)]);
+                self.norm(how, [input, output], rows, [1, width])?;
+            }
             Op::Product {
                 input,
                 blocks,
@@ -161,22 +185,80 @@ impl<'a> Pass<'a> {
                 }
             }
             Op::Attend { .. } => return self.attend(op, None, segments),
+            Op::Route { .. } => self.route(op)?,
+            Op::ExpertProduct { .. } => self.expert_products(op)?,
+            Op::CombineExperts { .. } => self.combine_experts(op)?,
+            Op::Convolve { .. } => self.convolve(op, segments)?,
+            Op::Scan { .. } => self.scan(op, segments)?,
+            Op::Columns {
+                from,
+                to,
+                heads,
+                columns,
+                beside: _,
+            } => self.columns([from, to], heads, columns)?,
+            Op::MatchMagnitude {
+                values,
+                like,
+                least,
+                rows,
+                width,
+            } => self.magnitude((values, Some(like)), [least, 0.0], rows, width)?,
+            Op::KeepOutliers {
+                values,
+                deviations,
+                width,
+            } => self.magnitude((values, None), [0.0, deviations], Rows::Tokens, width)?,
+            Op::Choose { from, to, width } => self.choose([from, to], width, segments)?,
+            Op::Return { output } => return self.leave(output),
+            Op::Temperature {
+                queries,
+                factors,
+                width,
+                ..
+            } => {
+                self.take_given()?;
+                let count = self.size.tokens * width;
+                let constants = Elementwise {
+                    width: number(width),
+                    factors: self.word(factors),
+                    stride: 1,
+                    ..Elementwise::default()
+                };
+                self.elements(Elements::ScaleRows, [queries; 2], count, constants)?;
+            }
+            _ => self.elements_of(op)?,
+        }
+        self.recording.barrier();
+        Ok(())
+    }
+
+    /// An operation on each element by itself.
+    fn elements_of(&mut self, op: &Op) -> Result<(), DeviceError> {
+        let none = Elementwise::default();
+        match *op {
             Op::Activate {
-                gating: Gating::Product(activation),
+                gating,
                 gate,
                 up,
                 width,
             } => {
                 let count = self.size.tokens * width;
-                let function = activation_code(activation).unwrap_or(NONE);
-                self.elements(Elements::Gate, [gate, up], count, (function, 0.0))?;
+                let (function, [alpha, limit]) = gating_code(gating);
+                let constants = Elementwise {
+                    function,
+                    alpha,
+                    limit,
+                    ..none
+                };
+                self.elements(Elements::Gate, [gate, up], count, constants)
             }
             Op::Apply {
                 function,
                 values,
                 rows,
                 width,
-            } => self.apply(function, values, self.rows(rows) * width)?,
+            } => self.apply(function, values, self.rows(rows) * width),
             Op::Add {
                 to,
                 from,
@@ -184,36 +266,124 @@ impl<'a> Pass<'a> {
                 rows,
                 width,
             } => {
-                let count = self.rows(rows) * width;
                 let factor = factor.unwrap_or(1.0);
-                self.elements(Elements::Add, [to, from], count, (NONE, factor))?;
+                let count = self.rows(rows) * width;
+                self.elements(
+                    Elements::Add,
+                    [to, from],
+                    count,
+                    Elementwise { factor, ..none },
+                )
+            }
+            Op::AddScaledRows {
+                to,
+                from,
+                factors,
+                columns,
+                column,
+                width,
+            } => {
+                let constants = Elementwise {
+                    width: number(width),
+                    factors: self.word(factors) + number(column),
+                    stride: number(columns),
+                    ..none
+                };
+                let count = self.size.tokens * width;
+                self.elements(Elements::AddScaledRows, [to, from], count, constants)
+            }
+            Op::Multiply { to, by, width } => {
+                let count = self.size.tokens * width;
+                self.elements(Elements::Multiply, [to, by], count, none)
             }
             Op::Scale {
                 values,
                 rows,
                 width,
-                factor: Factor::Fixed(factor),
+                factor,
             } => {
+                let (operation, constants) = self.scaling(factor, width);
                 let count = self.rows(rows) * width;
-                self.elements(Elements::Scale, [values; 2], count, (NONE, factor))?;
+                self.elements(operation, [values; 2], count, constants)
+            }
+            Op::ScalePart {
+                values,
+                width,
+                ref columns,
+                factor,
+            } => {
+                let constants = Elementwise {
+                    factor,
+                    width: number(width),
+                    first: number(columns.start),
+                    end: number(columns.end),
+                    ..none
+                };
+                let count = self.size.tokens * width;
+                self.elements(Elements::ScalePart, [values; 2], count, constants)
+            }
+            Op::TimeSteps {
+                values,
+                bias,
+                limits,
+                heads,
+            } => {
+                let constants = Elementwise {
+                    width: number(heads),
+                    vector: self.weights.vector(bias),
+                    least: limits.map_or(0.0, |limits| limits.least),
+                    most: limits.map_or(f32::MAX, |limits| limits.most),
+                    ..none
+                };
+                let count = self.size.tokens * heads;
+                self.elements(Elements::TimeSteps, [values; 2], count, constants)
+            }
+            Op::Decay {
+                steps,
+                rates,
+                output,
+                heads,
+            } => {
+                let constants = Elementwise {
+                    width: number(heads),
+                    vector: self.weights.vector(rates),
+                    ..none
+                };
+                let count = self.size.tokens * heads;
+                self.elements(Elements::Decay, [output, steps], count, constants)
             }
             Op::SoftCap {
                 values,
                 rows,
                 width,
-                cap,
+                cap: factor,
             } => {
                 let count = self.rows(rows) * width;
-                self.elements(Elements::SoftCap, [values; 2], count, (NONE, cap))?;
+                let constants = Elementwise { factor, ..none };
+                self.elements(Elements::SoftCap, [values; 2], count, constants)
             }
-            Op::Choose { from, to, width } => self.choose([from, to], width, segments)?,
-            Op::Return { output } => return self.leave(output),
             _ => {
                 unreachable!("a model is refused that has an operation which the device cannot do")
             }
         }
-        self.recording.barrier();
-        Ok(())
+    }
+
+    fn scaling(&self, factor: Factor, width: usize) -> (Elements, Elementwise) {
+        let none = Elementwise::default();
+        let columns = |vector, width| {
+            let constants = Elementwise {
+                vector: self.weights.vector(vector),
+                width: number(width),
+                ..none
+            };
+            (Elements::ScaleColumns, constants)
+        };
+        match factor {
+            Factor::Fixed(factor) => (Elements::Scale, Elementwise { factor, ..none }),
+            // The only element is that of every column.
+            Factor::Learned(vector) => columns(vector, 1),
+            Factor::Columns(vector) => columns(vector, width),
+        }
     }
 
     fn rows(&self, rows: Rows) -> usize {
@@ -269,29 +439,27 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Norms by an epsilon, with or without the mean taken off, times a weight and plus a bias.
     fn norm(
         &mut self,
-        norm: Norm,
-        weight: Option<VectorId>,
+        (epsilon, centered, vectors): (f32, bool, [Option<VectorId>; 2]),
         [input, output]: [Slot; 2],
         rows: Rows,
         [groups, width]: [usize; 2],
     ) -> Result<(), DeviceError> {
+        let [weight, bias] = vectors.map(|vector| self.vector(vector));
         let constants = NormConstants {
             source: self.word(input),
             to: self.word(output),
             width: number(width),
             groups: number(groups),
-            weight: weight.map_or(NONE, |weight| self.weights.vector(weight)),
-            epsilon: norm.epsilon,
+            weight,
+            epsilon,
+            centered: centered.into(),
+            bias,
         };
         let grid = [number(groups), number(self.rows(rows)), 1];
-        let windows = [
-            self.activations(),
-            whole(self.weights.vectors()),
-            Bound::Unused,
-            Bound::Unused,
-        ];
+        let windows = self.activations_and_vectors();
         let kernels = self.kernels;
         self.dispatch(&kernels.norm, windows, &constants, grid)
     }
@@ -311,7 +479,7 @@ impl<'a> Pass<'a> {
             inner_epsilon: inner.map_or(0.0, |(norm, _)| norm.epsilon),
             to: prepare.to.map_or(NONE, |to| self.word(to)),
             width: number(prepare.width),
-            weight: weight.map_or(NONE, |weight| self.weights.vector(weight)),
+            weight: self.vector(weight),
             epsilon: norm.epsilon,
             bytes: if prepare.quantized {
                 quantized.bytes
@@ -320,38 +488,42 @@ impl<'a> Pass<'a> {
             },
             scales: quantized.scales,
             sums: quantized.sums,
+            centered: u32::from(norm.kind != NormKind::Rms)
+                + 2 * u32::from(inner.is_some_and(|(norm, _)| norm.kind != NormKind::Rms)),
         };
-        let windows = [
-            self.activations(),
-            whole(self.weights.vectors()),
-            Bound::Unused,
-            Bound::Unused,
-        ];
+        let windows = self.activations_and_vectors();
         let kernels = self.kernels;
         self.dispatch(&kernels.prepare, windows, &constants, [number(rows), 1, 1])
     }
 
     /// So many rows of so many elements as actions quantize them.
-    fn quantized(&self, (rows, columns): (usize, usize)) -> Quantized {
+    pub(crate) fn quantized(&self, (rows, columns): (usize, usize)) -> Quantized {
         Quantized::new(self.room.blocks, rows, columns)
     }
 
-    /// Quantizes the rows of a slot, or the products of those with a gate's function and another slot's.
+    /// The same in a slot of the program's own.
+    pub(crate) fn quantized_at(&self, blocks: Slot, (rows, columns): (usize, usize)) -> Quantized {
+        Quantized::new(self.word(blocks), rows, columns)
+    }
+
+    /// Quantizes the rows of a slot, or what a gate of those lets through of another slot's.
     pub(crate) fn quantize(
         &mut self,
-        (source, gate): (Slot, Option<(Slot, Activation)>),
+        (source, gate): (Slot, Option<(Slot, Gating)>),
         quantized: &Quantized,
     ) -> Result<(), DeviceError> {
         let fours = 8 * quantized.blocks;
-        let function = gate.and_then(|(_, function)| activation_code(function));
+        let (function, [alpha, limit]) = gate.map_or((NONE, [0.0; 2]), |gate| gating_code(gate.1));
         let constants = Quantize {
             source: self.word(source),
             up: gate.map_or(NONE, |(up, _)| self.word(up)),
-            function: function.unwrap_or(NONE),
+            function,
             bytes: quantized.bytes,
             scales: quantized.scales,
             sums: quantized.sums,
             fours,
+            alpha,
+            limit,
         };
         let (kernels, windows) = (self.kernels, self.only_activations());
         self.dispatch(&kernels.quantize, windows, &constants, grid(fours))
@@ -365,9 +537,9 @@ impl<'a> Pass<'a> {
         outputs: (&[(MatrixId, Slot)], Option<Activation>),
     ) -> Result<(), DeviceError> {
         let rows = self.rows(rows);
-        let quantized = Quantized::new(self.word(blocks), rows, columns);
+        let quantized = self.quantized_at(blocks, (rows, columns));
         let is_quantized =
-            |(id, _): &(MatrixId, Slot)| self.weights.matrix(*id).0.dtype.is_quantized();
+            |(id, _): &(MatrixId, Slot)| self.placed(Together::One(*id)).dtype.is_quantized();
         if outputs.0.iter().any(is_quantized) {
             self.quantize((input, None), &quantized)?;
             self.recording.barrier();
@@ -377,6 +549,9 @@ impl<'a> Pass<'a> {
 
     /// Products of rows that the action before has quantized.
     fn products_of_quantized(&mut self, op: &Op) -> Result<(), DeviceError> {
+        if let Op::ExpertProduct { .. } = op {
+            return self.expert_products_of_quantized(op);
+        }
         let Op::Product {
             input,
             rows,
@@ -404,35 +579,39 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         for &(id, output) in outputs {
-            let input = self.word(input);
-            self.product(id, (input, quantized), rows, output)?;
+            let input = (self.word(input), quantized);
+            self.product(Together::One(id), input, Shares::All(rows), output)?;
         }
         if let Some(function) = function {
             self.recording.barrier();
             for &(id, output) in outputs {
-                let count = rows * self.weights.matrix(id).0.rows;
+                let count = rows * self.placed(Together::One(id)).rows;
                 self.apply(function, output, count)?;
             }
         }
         Ok(())
     }
 
-    /// One product, in windows of rows where the matrix is longer than what a kernel is shown.
-    fn product(
+    /// One product, in windows of rows where the matrix is longer than what a kernel is shown, or of experts where all of
+    /// theirs are.
+    pub(crate) fn product(
         &mut self,
-        id: MatrixId,
+        id: Together,
         (input, quantized): (u32, &Quantized),
-        tokens: usize,
+        shares: Shares<'_>,
         output: Slot,
     ) -> Result<(), DeviceError> {
         let weights = self.weights;
-        let (placed, piece) = weights.matrix(id);
-        let kernels = self.kernels.products(placed.dtype);
-        let is_many = tokens > FEW_TOKENS;
-        let (kernel, side) = match is_many {
+        let (placed, piece) = weights.matrices(id);
+        let kernels = match shares {
+            Shares::All(_) => self.kernels.products(placed.dtype),
+            Shares::Sorted(_) => self.kernels.experts().products(placed.dtype),
+        };
+        let (kernel, side) = match shares.are_many() {
             true => (&kernels.many, [TILE, TILE]),
             false => (&kernels.few, [PRODUCT_ROWS, PRODUCT_TOKENS]),
         };
+        let sorted = shares.sorted();
         for part in parts(placed, self.window, self.alignment) {
             let constants = Product {
                 input: match placed.dtype.is_quantized() {
@@ -449,8 +628,14 @@ impl<'a> Pass<'a> {
                 skip: part.skip / 16,
                 columns: number(placed.columns),
                 units: number(placed.columns.div_ceil(arranged::unit(placed.dtype))),
-                tokens: number(tokens),
+                tokens: number(shares.rows()),
                 has_bias: placed.has_bias.into(),
+                tiles: sorted.map_or(NONE, |sorted| sorted.tiles),
+                order: sorted.map_or(NONE, |sorted| sorted.order),
+                used: sorted.map_or(1, |sorted| number(sorted.used)),
+                first_expert: number(part.first_expert),
+                experts: number(part.experts),
+                expert_size: number(placed.rows * (placed.row_bytes / 16)),
             };
             let matrix = Bound::Memory {
                 memory: piece,
@@ -458,14 +643,71 @@ impl<'a> Pass<'a> {
                 length: part.length,
             };
             let windows = [self.activations(), matrix, matrix, self.activations()];
-            let grid = [
-                number(part.rows).div_ceil(side[0]),
-                number(tokens).div_ceil(side[1]),
-                1,
-            ];
+            let down = match sorted {
+                Some(sorted) => number(sorted.most),
+                None => number(shares.rows()).div_ceil(side[1]),
+            };
+            let grid = [number(part.rows).div_ceil(side[0]), down, 1];
             self.dispatch(kernel, windows, &constants, grid)?;
         }
         Ok(())
+    }
+
+    /// Where a matrix lies, or those of experts.
+    pub(crate) fn placed(&self, id: Together) -> &'a Placed {
+        self.weights.matrices(id).0
+    }
+
+    /// Some columns of each head of each token are copied.
+    fn columns(
+        &mut self,
+        rows: [(Slot, HeadRows); 2],
+        heads: usize,
+        columns: usize,
+    ) -> Result<(), DeviceError> {
+        let tokens = self.size.tokens;
+        let [(source, from), (to, there)] = rows.map(|(slot, rows)| {
+            let (token, head) = match rows.order {
+                HeadOrder::ByToken => (heads * rows.width, rows.width),
+                HeadOrder::ByHead => (rows.width, tokens * rows.width),
+            };
+            let first = self.word(slot) + number(rows.start);
+            (first, [number(token), number(head)])
+        });
+        let count = number(tokens * heads * columns);
+        let constants = Columns {
+            source,
+            to,
+            source_token: from[0],
+            source_head: from[1],
+            to_token: there[0],
+            to_head: there[1],
+            heads: number(heads),
+            columns: number(columns),
+            count,
+        };
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.columns, windows, &constants, grid(count))
+    }
+
+    /// Rows that become as large as others, or lose what is no outlier.
+    fn magnitude(
+        &mut self,
+        (values, like): (Slot, Option<Slot>),
+        [least, deviations]: [f32; 2],
+        rows: Rows,
+        width: usize,
+    ) -> Result<(), DeviceError> {
+        let constants = Magnitude {
+            to: self.word(values),
+            like: like.map_or(NONE, |like| self.word(like)),
+            width: number(width),
+            least,
+            deviations,
+        };
+        let grid = [number(self.rows(rows)), 1, 1];
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.magnitude, windows, &constants, grid)
     }
 
     fn rotate(
@@ -529,9 +771,9 @@ impl<'a> Pass<'a> {
         let turn = heads.turn;
         let (pairs, apart, step) =
             turn.map_or((0, 0, 0), |turn| pairs_of(turn.dimensions, turn.style));
-        let weights = heads.norms.map(|norms| {
-            norms.map(|(_, weight)| weight.map_or(NONE, |weight| self.weights.vector(weight)))
-        });
+        let weights = heads
+            .norms
+            .map(|norms| norms.map(|(_, weight)| self.vector(weight)));
         let [query_weight, key_weight] = weights.unwrap_or([NONE; 2]);
         HeadsConstants {
             queries: row(heads.queries, shape.query_heads),
@@ -661,16 +903,20 @@ impl<'a> Pass<'a> {
         values: Slot,
         count: usize,
     ) -> Result<(), DeviceError> {
-        let function = activation_code(function).unwrap_or(NONE);
-        self.elements(Elements::Apply, [values; 2], count, (function, 0.0))
+        let constants = Elementwise {
+            function: activation_code(function).unwrap_or(NONE),
+            ..Elementwise::default()
+        };
+        self.elements(Elements::Apply, [values; 2], count, constants)
     }
 
+    /// `constants` say what the operation takes beside its operands.
     fn elements(
         &mut self,
         operation: Elements,
         [to, from]: [Slot; 2],
         count: usize,
-        (function, factor): (u32, f32),
+        constants: Elementwise,
     ) -> Result<(), DeviceError> {
         let count = number(count);
         let constants = Elementwise {
@@ -678,11 +924,21 @@ impl<'a> Pass<'a> {
             source: self.word(from),
             count,
             operation: operation as u32,
-            function,
-            factor,
+            ..constants
         };
-        let (kernels, windows) = (self.kernels, self.only_activations());
+        let (kernels, windows) = (self.kernels, self.activations_and_vectors());
         self.dispatch(&kernels.elementwise, windows, &constants, grid(count))
+    }
+
+    /// Where a vector begins among all, if there is one.
+    pub(crate) fn vector(&self, vector: Option<VectorId>) -> u32 {
+        vector.map_or(NONE, |vector| self.weights.vector(vector))
+    }
+
+    pub(crate) fn activations_and_vectors(&self) -> [Bound<'a>; WINDOWS] {
+        let mut windows = self.only_activations();
+        windows[1] = whole(self.weights.vectors());
+        windows
     }
 
     pub(crate) fn only_activations(&self) -> [Bound<'a>; WINDOWS] {
@@ -741,9 +997,53 @@ impl Quantized {
     }
 }
 
-/// Rows of a matrix that a kernel is shown at once.
+/// Which rows products are made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shares<'a> {
+    /// So many, each with the only matrix.
+    All(usize),
+    /// Choices, each with its expert's.
+    Sorted(&'a Sorted),
+}
+
+impl<'a> Shares<'a> {
+    fn sorted(self) -> Option<&'a Sorted> {
+        match self {
+            Self::All(_) => None,
+            Self::Sorted(sorted) => Some(sorted),
+        }
+    }
+
+    fn rows(self) -> usize {
+        match self {
+            Self::All(rows) => rows,
+            Self::Sorted(sorted) => sorted.choices,
+        }
+    }
+
+    fn are_many(self) -> bool {
+        match self {
+            Self::All(rows) => rows > FEW_TOKENS,
+            Self::Sorted(sorted) => sorted.are_many,
+        }
+    }
+}
+
+/// What a gate is called, and its numbers.
+fn gating_code(gating: Gating) -> (u32, [f32; 2]) {
+    match gating {
+        Gating::Product(activation) => (activation_code(activation).unwrap_or(NONE), [0.0; 2]),
+        Gating::Clamped { alpha, limit } => (CLAMPED, [alpha, limit]),
+    }
+}
+
+/// Rows of a matrix, or of some experts' matrices, that a kernel is shown at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
+    /// Whose matrix it begins with, and how many there are.
+    first_expert: usize,
+    experts: usize,
+    /// In each of them.
     first_row: usize,
     rows: usize,
     /// Of the piece that the matrix is in.
@@ -753,29 +1053,45 @@ struct Part {
     skip: u32,
 }
 
-/// A matrix in parts of no more than `window` bytes.
+/// Matrices in parts of no more than `window` bytes: all of them, or some whole ones, or some rows of one.
 fn parts(placed: &Placed, window: u64, alignment: u64) -> impl Iterator<Item = Part> {
     let row_bytes = placed.row_bytes as u64;
     let whole = placed.bytes().next_multiple_of(4) <= window;
-    let most = match whole {
+    // Up to an alignment before them is shown too, and the rest of a word behind.
+    let room = window.saturating_sub(alignment + 4);
+    let experts = match whole {
+        true => placed.experts,
+        false => ((room / placed.matrix_bytes().max(1)) as usize).clamp(1, placed.experts.max(1)),
+    };
+    let rows = match whole || experts as u64 * placed.matrix_bytes() <= room {
         true => placed.rows,
-        // In whole workgroups; up to an alignment before them is shown too, and the rest of a word behind.
+        // In whole workgroups.
         false => {
-            let rows = window.saturating_sub(alignment + 4) / row_bytes;
-            (rows as usize / PRODUCT_ROWS as usize).max(1) * PRODUCT_ROWS as usize
+            let rows = (room / row_bytes.max(1)) as usize;
+            (rows / PRODUCT_ROWS as usize).max(1) * PRODUCT_ROWS as usize
         }
     };
-    let (rows, start) = (placed.rows, placed.offset);
-    (0..rows).step_by(most.max(1)).map(move |first_row| {
-        let count = most.min(rows - first_row);
-        let from = start + first_row as u64 * row_bytes;
+    let placed = *placed;
+    let starts = (0..placed.experts).step_by(experts.max(1));
+    let starts = starts.flat_map(move |first_expert| {
+        let starts = (0..placed.rows).step_by(rows.max(1));
+        starts.map(move |first_row| (first_expert, first_row))
+    });
+    starts.map(move |(first_expert, first_row)| {
+        let experts = experts.min(placed.experts - first_expert);
+        let count = rows.min(placed.rows - first_row);
+        let from = placed.offset
+            + first_expert as u64 * placed.matrix_bytes()
+            + first_row as u64 * row_bytes;
         let skip = from % alignment;
-        let length = (skip + count as u64 * row_bytes).next_multiple_of(4);
+        let shown = (experts as u64 - 1) * placed.matrix_bytes() + count as u64 * row_bytes;
         Part {
+            first_expert,
+            experts,
             first_row,
             rows: count,
             offset: from - skip,
-            length,
+            length: (skip + shown).next_multiple_of(4),
             skip: skip as u32,
         }
     })
@@ -810,7 +1126,7 @@ pub(crate) fn device_rows(
 }
 
 /// Workgroups for so many threads.
-fn grid(threads: u32) -> [u32; 3] {
+pub(crate) fn grid(threads: u32) -> [u32; 3] {
     let groups = threads.div_ceil(THREADS);
     let across = groups.min(MOST_GROUPS);
     [across, groups.div_ceil(across.max(1)), 1]
@@ -833,6 +1149,7 @@ mod tests {
     fn placed(rows: usize, row_bytes: usize, offset: u64) -> Placed {
         Placed {
             dtype: DType::Q8_0,
+            experts: 1,
             rows,
             columns: 32,
             row_bytes,
@@ -846,6 +1163,8 @@ mod tests {
     fn a_matrix_that_fits_is_one_part() {
         let parts: Vec<Part> = parts(&placed(7, 34, 256), 1000, 16).collect();
         let one = Part {
+            first_expert: 0,
+            experts: 1,
             first_row: 0,
             rows: 7,
             offset: 256,
@@ -875,6 +1194,33 @@ mod tests {
             }
             assert_eq!(next, rows);
         }
+    }
+
+    #[test]
+    fn experts_are_in_one_part_or_in_whole_ones_or_in_rows_of_one() {
+        let experts = Placed {
+            experts: 5,
+            ..placed(16, 48, 256)
+        };
+        let in_windows = |window| {
+            let parts = parts(&experts, window, 16);
+            let parts = parts.map(|part| {
+                assert!(part.length <= window, "{} of {window}", part.length);
+                assert_eq!(part.skip, 0, "rows are multiples of the alignment");
+                let first = part.first_expert * 16 + part.first_row;
+                assert_eq!(part.offset, 256 + 48 * first as u64);
+                [part.first_expert, part.experts, part.first_row, part.rows]
+            });
+            parts.collect::<Vec<_>>()
+        };
+        assert_eq!(in_windows(5 * 768), [[0, 5, 0, 16]]);
+        assert_eq!(
+            in_windows(2 * 768 + 20),
+            [[0, 2, 0, 16], [2, 2, 0, 16], [4, 1, 0, 16]]
+        );
+        let rows = in_windows(8 * 48 + 20);
+        assert_eq!(rows.len(), 10);
+        assert_eq!(rows[..3], [[0, 1, 0, 8], [0, 1, 8, 8], [1, 1, 0, 8]]);
     }
 
     #[test]

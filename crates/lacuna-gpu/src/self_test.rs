@@ -10,6 +10,7 @@ use crate::arranged;
 use crate::device::VulkanConfig;
 use crate::kernels::{
     Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, THREADS, TILE,
+    Wanted,
 };
 
 /// More rows and tokens than a workgroup has, and more columns than its threads take at once.
@@ -107,7 +108,11 @@ fn product(
     }
 
     let mut compute = queue.compute(4 * elements, 4 * outputs)?;
-    let kernels = Kernels::new(&compute, &[dtype], config.uses_integer_dot(&compute))?;
+    let wanted = Wanted {
+        types: vec![dtype],
+        ..Wanted::default()
+    };
+    let kernels = Kernels::new(&compute, &wanted, config.uses_integer_dot(&compute))?;
     let arena = queue.memory(ByteLength::new(4 * arena_words as u64))?;
     let weights = queue.memory(ByteLength::new(bytes.len() as u64))?;
     weights.write(0, &bytes)?;
@@ -119,6 +124,8 @@ fn product(
         scales: word(scales_at),
         sums: word(sums_at),
         fours: word(8 * blocks),
+        alpha: 0.0,
+        limit: 0.0,
     };
     let quantized = dtype.is_quantized();
     let product = Product {
@@ -135,6 +142,12 @@ fn product(
         units: word(COLUMNS / arranged::unit(dtype)),
         tokens: word(TOKENS),
         has_bias: 0,
+        tiles: NONE,
+        order: NONE,
+        used: 1,
+        first_expert: 0,
+        experts: 1,
+        expert_size: 0,
     };
     let part = |start: usize, words: usize| Bound::Memory {
         memory: &arena,

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 
-use lacuna_kernels::DType;
-use lacuna_models::program::{MatrixId, Op, VectorId};
+use lacuna_kernels::{DType, Matrix};
+use lacuna_models::program::{ExpertsId, Factor, MatrixId, Op, VectorId};
 use lacuna_models::{ExecutorError, MatrixWeights, Model};
 use lacuna_pages::vulkan::{DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::arranged;
+use crate::kernels::Wanted;
 
 /// Pieces are about so long: few enough for any device, and not much more than is needed.
 const PIECE_BYTES: u64 = 256 << 20;
@@ -22,10 +23,36 @@ const PART_BYTES: usize = 4 << 20;
 /// Matrices begin at multiples of this: the strictest alignment of windows that Vulkan allows a device to ask for.
 const ALIGNMENT: u64 = 256;
 
-/// Where a matrix lies, and what it is.
+/// What lies together: a matrix, or those of a layer's experts, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Together {
+    One(MatrixId),
+    Experts(ExpertsId),
+}
+
+impl Together {
+    /// Calls `each` for every matrix, in order.
+    fn each<E>(
+        self,
+        model: &Model,
+        mut each: impl FnMut(usize, MatrixWeights<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::One(id) => each(0, model.matrix(id)),
+            Self::Experts(id) => {
+                let mut experts = model.experts(id).enumerate();
+                experts.try_for_each(|(number, weights)| each(number, weights))
+            }
+        }
+    }
+}
+
+/// Where a matrix lies, or those of experts, and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) dtype: DType,
+    /// How many matrices there are, of so many rows each.
+    pub(crate) experts: usize,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) row_bytes: usize,
@@ -38,6 +65,11 @@ pub(crate) struct Placed {
 
 impl Placed {
     pub(crate) fn bytes(&self) -> u64 {
+        self.experts as u64 * self.matrix_bytes()
+    }
+
+    /// Those of one matrix.
+    pub(crate) fn matrix_bytes(&self) -> u64 {
         (self.rows * self.row_bytes) as u64
     }
 }
@@ -47,7 +79,7 @@ impl Placed {
 struct Layout {
     /// Bytes of each piece.
     pieces: Vec<u64>,
-    matrices: HashMap<MatrixId, Placed>,
+    matrices: HashMap<Together, Placed>,
     vectors: HashMap<VectorId, u32>,
     /// Elements of all vectors.
     elements: usize,
@@ -61,28 +93,40 @@ impl Layout {
             match op {
                 Op::Product { outputs, .. } => {
                     for (id, _) in outputs {
-                        layout.add_matrix(model, *id);
+                        let weights = model.matrix(*id);
+                        let has_bias = weights.bias.is_some();
+                        layout.add_matrices(Together::One(*id), (1, weights.matrix), has_bias);
                     }
                 }
-                Op::Norm {
-                    weight: Some(id), ..
-                } => layout.add_vector(model, *id),
-                _ => {}
+                Op::ExpertProduct { outputs, .. } => {
+                    for (id, _) in outputs {
+                        let count = model.experts(*id).len();
+                        let has_bias = model.experts(*id).any(|expert| expert.bias.is_some());
+                        if let Some(first) = model.experts(*id).next() {
+                            let matrices = (count, first.matrix);
+                            layout.add_matrices(Together::Experts(*id), matrices, has_bias);
+                        }
+                    }
+                }
+                _ => vectors(op).for_each(|id| layout.add_vector(model, id)),
             }
         }
         layout
     }
 
-    fn add_matrix(&mut self, model: &Model, id: MatrixId) {
+    /// Room for so many matrices like the first.
+    fn add_matrices(
+        &mut self,
+        id: Together,
+        (experts, matrix): (usize, Matrix<'_>),
+        has_bias: bool,
+    ) {
         if self.matrices.contains_key(&id) {
             return;
         }
-        let weights = model.matrix(id);
-        let matrix = weights.matrix;
         let (dtype, columns) = (matrix.dtype(), matrix.cols());
-        let has_bias = weights.bias.is_some();
         let row_bytes = arranged::row_bytes(dtype, columns, matrix.row_bytes(), has_bias);
-        let bytes = (matrix.rows() * row_bytes) as u64;
+        let bytes = (experts * matrix.rows() * row_bytes) as u64;
         let fits = |end: &u64| *end == 0 || end + bytes <= PIECE_BYTES;
         if !self.pieces.last().is_some_and(fits) {
             self.pieces.push(0);
@@ -93,6 +137,7 @@ impl Layout {
         *end = (offset + bytes).next_multiple_of(ALIGNMENT);
         let placed = Placed {
             dtype,
+            experts,
             rows: matrix.rows(),
             columns,
             row_bytes,
@@ -116,6 +161,26 @@ impl Layout {
         self.elements += count;
         u32::try_from(start).expect("vectors of a model have fewer than 2^32 elements")
     }
+}
+
+/// The vectors that an operation reads.
+fn vectors(op: &Op) -> impl Iterator<Item = VectorId> {
+    let two = match *op {
+        Op::Norm { weight, .. } => [weight, None],
+        Op::BiasedNorm { weight, bias, .. } => [Some(weight), Some(bias)],
+        Op::Attend { sinks, .. } => [sinks, None],
+        Op::Route { bias, scales, .. } => [bias, scales],
+        Op::Convolve { weights, bias, .. } => [Some(weights), bias],
+        Op::TimeSteps { bias, .. } => [Some(bias), None],
+        Op::Decay { rates, .. } => [Some(rates), None],
+        Op::Scan { skip, .. } => [skip, None],
+        Op::Scale {
+            factor: Factor::Learned(vector) | Factor::Columns(vector),
+            ..
+        } => [Some(vector), None],
+        _ => [None; 2],
+    };
+    two.into_iter().flatten()
 }
 
 /// A model's weights in device memory.
@@ -151,18 +216,24 @@ impl DeviceWeights {
         let mut part = Vec::new();
         for (&id, placed) in &self.layout.matrices {
             let piece = &self.pieces[placed.piece];
-            let MatrixWeights { matrix, bias, .. } = model.matrix(id);
             let most = (PART_BYTES / placed.row_bytes).max(1);
-            for start in (0..placed.rows).step_by(most) {
-                part.clear();
-                for row in start..placed.rows.min(start + most) {
-                    let bias = bias.map(|bias| bias[row]);
-                    let bytes = matrix.row(row);
-                    arranged::arrange(placed.dtype, placed.columns, bytes, bias, &mut part);
+            id.each(model, |number, weights| {
+                let MatrixWeights { matrix, bias, .. } = weights;
+                let first = placed.offset + number as u64 * placed.matrix_bytes();
+                for start in (0..placed.rows).step_by(most) {
+                    part.clear();
+                    for row in start..placed.rows.min(start + most) {
+                        let bias = match placed.has_bias {
+                            true => Some(bias.map_or(0.0, |bias| bias[row])),
+                            false => None,
+                        };
+                        let bytes = matrix.row(row);
+                        arranged::arrange(placed.dtype, placed.columns, bytes, bias, &mut part);
+                    }
+                    piece.write(first + (start * placed.row_bytes) as u64, &part)?;
                 }
-                let offset = (start * placed.row_bytes) as u64;
-                piece.write(placed.offset + offset, &part)?;
-            }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -179,11 +250,11 @@ impl DeviceWeights {
         Ok(())
     }
 
-    /// Where a matrix lies.
+    /// Where a matrix lies, or those of experts.
     ///
     /// # Panics
     /// For one that nothing is multiplied with.
-    pub(crate) fn matrix(&self, id: MatrixId) -> (&Placed, &DeviceMemory) {
+    pub(crate) fn matrices(&self, id: Together) -> (&Placed, &DeviceMemory) {
         let placed = self.layout.matrices.get(&id);
         let placed = placed.expect("all matrices of products are laid out");
         (placed, &self.pieces[placed.piece])
@@ -192,10 +263,10 @@ impl DeviceWeights {
     /// Where a vector begins among all.
     ///
     /// # Panics
-    /// For one that no norm has.
+    /// For one that no operation has.
     pub(crate) fn vector(&self, id: VectorId) -> u32 {
         let start = self.layout.vectors.get(&id).copied();
-        start.expect("all vectors of norms are laid out")
+        start.expect("all vectors of operations are laid out")
     }
 
     /// All vectors.
@@ -203,10 +274,21 @@ impl DeviceWeights {
         &self.vectors
     }
 
-    /// The types of all matrices.
-    pub(crate) fn types(model: &Model) -> Vec<DType> {
-        let matrices = Layout::of(model).matrices;
-        matrices.values().map(|placed| placed.dtype).collect()
+    /// The kernels that `model` takes.
+    pub(crate) fn wanted(model: &Model) -> Wanted {
+        let ops = model.program().steps().iter();
+        let mut ops = ops.flat_map(|step| model.program().ops(step));
+        let mut wanted = Wanted {
+            states: ops.any(|op| matches!(op, Op::Convolve { .. } | Op::Scan { .. })),
+            ..Wanted::default()
+        };
+        for (id, placed) in Layout::of(model).matrices {
+            match id {
+                Together::One(_) => wanted.types.push(placed.dtype),
+                Together::Experts(_) => wanted.expert_types.push(placed.dtype),
+            }
+        }
+        wanted
     }
 
     /// The longest row of a matrix, in bytes.

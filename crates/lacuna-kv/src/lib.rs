@@ -35,4 +35,4 @@ pub use layout::{BufferRows, Layout};
 pub use policy::{KvPolicy, UnknownPolicy};
 pub use report::KvReport;
 pub use sequence::Sequence;
-pub use store::DeviceRows;
+pub use store::{DeviceRows, DeviceState};

@@ -21,7 +21,7 @@ use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
 use crate::state::{State, all_pages};
-use crate::store::{DeviceRows, Store, Useful};
+use crate::store::{DeviceRows, DeviceState, Store, Useful};
 
 /// KV cache of one sequence.
 ///
@@ -308,6 +308,30 @@ impl Sequence {
     #[must_use]
     pub fn rewind_memory(&self) -> u64 {
         self.state.as_ref().map_or(0, State::beside_bytes)
+    }
+
+    /// Lends the states of all layers to work that is submitted to the device of the pool, which finds them by
+    /// [`Sequence::device_state`]: the same as [`Sequence::state`] of each.
+    ///
+    /// # Panics
+    /// When there are states, and no tokens are prepared.
+    pub fn lend_device_states(&mut self) {
+        if let Some(state) = &mut self.state {
+            assert!(self.prepared > 0, "a state is lent to a step");
+            state.lend_all();
+        }
+    }
+
+    /// Where the device of the pool has the state of a layer: `None` where it keeps none, and before anything was
+    /// prepared.
+    #[must_use]
+    pub fn device_state(&self, layer: Layer) -> Option<DeviceState> {
+        let (address, bytes) = self.state.as_ref()?.on_device(layer)?;
+        Some(DeviceState {
+            address,
+            bytes,
+            is_fresh: self.accepted == 0,
+        })
     }
 
     /// Whether a step has changed the states of layers and was not accepted whole. Nothing more can be

@@ -39,7 +39,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::State as StateView;
-use lacuna_pages::device::Aliasing;
+use lacuna_pages::device::{Address, Aliasing};
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
     Source, VirtualPage,
@@ -129,7 +129,7 @@ impl State {
         self.check()?;
         match &mut self.buffer {
             None => {
-                self.buffer = Some(self.zeroed(self.bytes)?);
+                self.buffer = Some(self.first_buffer()?);
                 self.note_peak();
             }
             Some(buffer) if self.sealed => {
@@ -164,6 +164,32 @@ impl State {
         self.note_peak();
         self.phase = Phase::Beside;
         Ok(())
+    }
+
+    /// Memory for all states of an empty sequence. It is zeros where the host sees it; where it does not, whoever
+    /// computes there takes the states before the first token for zeros, whatever they hold.
+    fn first_buffer(&mut self) -> Result<Buffer, KvError> {
+        let mut buffer = self.reserve()?;
+        if buffer.host_sees() {
+            drop(buffer);
+            return self.zeroed(self.bytes);
+        }
+        let all = 0..to_usize(buffer.reserved());
+        buffer.ensure_mapped(all)?;
+        Ok(buffer)
+    }
+
+    /// Lends all states to work that is submitted to the pool's device.
+    pub(crate) fn lend_all(&mut self) {
+        self.phase = Phase::Lent;
+    }
+
+    /// Where the device has the state of `layer`, and its bytes; nothing where the layer keeps none, or there is no memory
+    /// yet.
+    pub(crate) fn on_device(&self, layer: Layer) -> Option<(Address, usize)> {
+        let place = self.places.get(layer.0).filter(|place| !place.is_empty())?;
+        let buffer = self.buffer.as_ref()?;
+        Some((buffer.address(place.start as u64), place.len()))
     }
 
     fn has_inputs(&self, tokens: usize) -> bool {
@@ -349,11 +375,17 @@ impl State {
         let Some(from) = &self.buffer else {
             return Ok(());
         };
-        let mut buffer = zeroed_buffer(&self.pool, self.bytes, "states".to_owned())?;
-        buffer
-            .bytes_mut(0..self.bytes)?
-            .copy_from_slice(from.bytes(0..self.bytes)?);
-        copy.zeroed_bytes += to_usize(buffer.reserved());
+        let mut buffer = copy.first_buffer()?;
+        match buffer.host_sees() {
+            true => buffer
+                .bytes_mut(0..self.bytes)?
+                .copy_from_slice(from.bytes(0..self.bytes)?),
+            false => {
+                let mut bytes = vec![0; self.bytes];
+                from.read(0, &mut bytes)?;
+                buffer.write(0, &bytes)?;
+            }
+        }
         copy.copied_bytes += self.bytes;
         (copy.buffer, copy.sealed) = (Some(buffer), false);
         Ok(())

@@ -16,7 +16,7 @@ use crate::error::ForwardError;
 use crate::executor::{self, Segment};
 use crate::model::Model;
 use crate::plan::ArenaPlan;
-use crate::program::{MatrixId, VectorId};
+use crate::program::{ExpertsId, MatrixId, VectorId};
 use crate::scratch::BatchLimits;
 
 /// Somewhere that models can be computed, with memory of its own.
@@ -220,6 +220,29 @@ impl Model {
             matrix: linear.matrix(),
             bias: linear.bias(),
         }
+    }
+
+    /// The matrices of a layer's experts, one after the other, all of one shape.
+    ///
+    /// # Panics
+    /// As [`Model::matrix`].
+    pub fn experts(&self, id: ExpertsId) -> impl ExactSizeIterator<Item = MatrixWeights<'_>> {
+        assert!(self.is_mapped(), "weights that are read are lent to passes");
+        let experts = self.weights().experts(id).iter();
+        experts.map(|linear| MatrixWeights {
+            name: linear.name(),
+            matrix: linear.matrix(),
+            bias: linear.bias(),
+        })
+    }
+
+    /// Elements of a row of a table.
+    ///
+    /// # Panics
+    /// For one of another program.
+    #[must_use]
+    pub fn columns(&self, table: MatrixId) -> usize {
+        self.weights().matrix(table).columns()
     }
 
     /// A vector of its program.

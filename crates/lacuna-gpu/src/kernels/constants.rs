@@ -28,7 +28,16 @@ macro_rules! constants {
 
 constants! {
     /// `norm.wgsl`
-    Norm { source: u32, to: u32, width: u32, groups: u32, weight: u32, epsilon: f32 }
+    Norm {
+        source: u32,
+        to: u32,
+        width: u32,
+        groups: u32,
+        weight: u32,
+        epsilon: f32,
+        centered: u32,
+        bias: u32,
+    }
 }
 
 constants! {
@@ -41,6 +50,8 @@ constants! {
         scales: u32,
         sums: u32,
         fours: u32,
+        alpha: f32,
+        limit: f32,
     }
 }
 
@@ -59,6 +70,7 @@ constants! {
         bytes: u32,
         scales: u32,
         sums: u32,
+        centered: u32,
     }
 }
 
@@ -103,6 +115,12 @@ constants! {
         units: u32,
         tokens: u32,
         has_bias: u32,
+        tiles: u32,
+        order: u32,
+        used: u32,
+        first_expert: u32,
+        experts: u32,
+        expert_size: u32,
     }
 }
 
@@ -177,10 +195,125 @@ constants! {
         bytes: u32,
         scales: u32,
         sums: u32,
+        sinks: u32,
     }
 }
 
 constants! {
     /// `elementwise.wgsl`
-    Elementwise { to: u32, source: u32, count: u32, operation: u32, function: u32, factor: f32 }
+    #[derive(Default)]
+    Elementwise {
+        to: u32,
+        source: u32,
+        count: u32,
+        operation: u32,
+        function: u32,
+        factor: f32,
+        alpha: f32,
+        limit: f32,
+        width: u32,
+        first: u32,
+        end: u32,
+        vector: u32,
+        factors: u32,
+        stride: u32,
+        least: f32,
+        most: f32,
+    }
+}
+
+constants! {
+    /// `columns.wgsl`
+    Columns {
+        source: u32,
+        to: u32,
+        source_token: u32,
+        source_head: u32,
+        to_token: u32,
+        to_head: u32,
+        heads: u32,
+        columns: u32,
+        count: u32,
+    }
+}
+
+constants! {
+    /// `magnitude.wgsl`
+    Magnitude { to: u32, like: u32, width: u32, least: f32, deviations: f32 }
+}
+
+constants! {
+    /// `route.wgsl`
+    Route {
+        logits: u32,
+        weights: u32,
+        choices: u32,
+        tiles: u32,
+        order: u32,
+        experts: u32,
+        used: u32,
+        scores: u32,
+        groups: u32,
+        groups_used: u32,
+        sum_of_two: u32,
+        normalized: u32,
+        scale: f32,
+        bias: u32,
+        expert_scales: u32,
+    }
+}
+
+constants! {
+    /// `bands.wgsl`
+    Bands {
+        choices: u32,
+        count: u32,
+        experts: u32,
+        tiles: u32,
+        most: u32,
+        size: u32,
+        order: u32,
+    }
+}
+
+constants! {
+    /// `combine.wgsl`
+    Combine { source: u32, to: u32, weights: u32, used: u32, width: u32, count: u32 }
+}
+
+constants! {
+    /// `convolve.wgsl`
+    Convolve {
+        values: u32,
+        tokens: u32,
+        channels: u32,
+        taps: u32,
+        weights: u32,
+        bias: u32,
+        function: u32,
+        state: u32,
+        fresh: u32,
+    }
+}
+
+constants! {
+    /// `scan.wgsl`
+    Scan {
+        queries: u32,
+        keys: u32,
+        values: u32,
+        decay: u32,
+        strength: u32,
+        tokens: u32,
+        key_heads: u32,
+        value_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        tiled: u32,
+        delta: u32,
+        scale: f32,
+        skip: u32,
+        state: u32,
+        fresh: u32,
+    }
 }

@@ -2,11 +2,12 @@
 
 const TILE = 64u;
 
-// The sums of a token with every sixteenth row.
-fn leave_rows(token: u32, row: u32, sums: vec4<f32>) {
-    if token >= p.tokens {
+// The sums of one of `count` places with every sixteenth row.
+fn leave_rows(first: u32, place: u32, count: u32, row: u32, sums: vec4<f32>) {
+    if place >= count {
         return;
     }
+    let token = output_row(first + place);
     if row < p.count {
         leave(token, row, sums.x);
     }

@@ -1,5 +1,6 @@
-// Products of a matrix with rows: output[t][r] = sum over c of weight[r][c] * input[t][c], and a bias. What is in front
-// of both kernels, that for a few tokens and that for many.
+// Products of matrices with rows: output[t][r] = sum over c of weight[r][c] * input[t][c], and a bias. What is in front
+// of both kernels, that for a few tokens and that for many. `all.wgsl` or `experts.wgsl` behind it says which rows a
+// workgroup has, and which matrix: the only one, or an expert's.
 //
 // Sums are made in an order that the width alone decides, the same in both: the units of a row are dealt to 32 lanes in
 // turn, each lane adds its own one after the other, and the sums of lanes are added one after the other. So a product has
@@ -20,6 +21,13 @@ struct Params {
     units: u32,      // units in a row
     tokens: u32,
     has_bias: u32,   // whether rows end with one
+    // Of experts' matrices alone, which lie one after the other:
+    tiles: u32,      // word of what workgroups have
+    order: u32,      // word of the first choice, by expert
+    used: u32,       // choices that have a row of the input together
+    first_expert: u32,  // whose matrix the window begins with
+    experts: u32,       // in the window
+    expert_size: u32,   // from one matrix to the next, in sixteen bytes
 }
 
 var<immediate> p: Params;
@@ -44,13 +52,14 @@ fn half_float(at: u32) -> f32 {
 }
 
 fn place_of(row: u32) -> u32 {
-    return p.skip + row * p.row_size;
+    return p.skip + matrix + row * p.row_size;
 }
 
-fn leave(token: u32, row: u32, sum: f32) {
+// The sum of an output's row with a row of the matrix.
+fn leave(output_row: u32, row: u32, sum: f32) {
     var y = sum;
     if p.has_bias != 0u {
         y += bitcast<f32>(words[4u * (place_of(row + 1u) - 1u)]);
     }
-    arena[p.output + token * p.stride + p.first_row + row] = bitcast<u32>(y);
+    arena[p.output + output_row * p.stride + p.first_row + row] = bitcast<u32>(y);
 }

@@ -16,11 +16,13 @@ struct Params {
     bytes: u32,            // where bytes go, in words, or NONE
     scales: u32,
     sums: u32,
+    sinks: u32,            // where the logit of each head that takes its share begins in `vectors`, or NONE
 }
 
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
+@group(0) @binding(1) var<storage, read> vectors: array<f32>;
 
 const THREADS = 128u;
 const NONE = 0xffffffffu;
@@ -55,6 +57,9 @@ fn merge(
             // What is beyond a head is not written.
             let weighed = vec4<f32>(arena[at], arena[at + 1u], arena[at + 2u], arena[at + 3u]);
             partial = join(partial, Partial(arena[state], arena[state + 1u], weighed));
+        }
+        if p.sinks != NONE {
+            partial = join(partial, Partial(vectors[p.sinks + head], 1.0, vec4<f32>()));
         }
         merged = partial.weighed / partial.sum;
         if p.output != NONE {

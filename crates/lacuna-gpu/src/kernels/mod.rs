@@ -26,8 +26,8 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
 pub(crate) use constants::{
-    Attend, Constants, Elementwise, Heads, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate,
-    Store,
+    Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Heads, Magnitude, Merge,
+    NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan, Store,
 };
 
 /// Threads of a workgroup where each thread has elements of its own.
@@ -44,6 +44,12 @@ pub(crate) const PRODUCT_TOKENS: u32 = 8;
 pub(crate) const TILE: u32 = 64;
 /// The most tokens that are few: weights are read twice for them, by as many threads as there can be.
 pub(crate) const FEW_TOKENS: usize = 16;
+/// What kernels call a gate that is clamped, beside the activations.
+pub(crate) const CLAMPED: u32 = 8;
+/// The most experts that choices are made from.
+pub(crate) const MOST_EXPERTS: usize = 1024;
+/// The most rows of a head's state.
+pub(crate) const MOST_STATE_ROWS: usize = 256;
 /// Rows of a partition of attention.
 pub(crate) const PARTITION: usize = 256;
 
@@ -86,48 +92,54 @@ macro_rules! dotted {
 struct ProductModules {
     few: Module,
     many: Module,
+    /// The same for experts' matrices.
+    few_of_experts: Module,
+    many_of_experts: Module,
 }
 
 macro_rules! floats {
     ($name:literal, [$($weights:literal),+]) => {
         ProductModules {
-            few: module!(
-                concat!("product_", $name), c"product",
-                ["matrix.wgsl", "product.wgsl", "weights/floats.wgsl", $($weights),+]
-            ),
-            many: module!(
-                concat!("tile_", $name), c"tile",
-                ["matrix.wgsl", "tile_floats.wgsl", "leave.wgsl", "weights/floats.wgsl", $($weights),+]
-            ),
+            few: floats!(few concat!("product_", $name), "all.wgsl", [$($weights),+]),
+            many: floats!(many concat!("tile_", $name), "all.wgsl", [$($weights),+]),
+            few_of_experts: floats!(few concat!("expert_product_", $name), "experts.wgsl", [$($weights),+]),
+            many_of_experts: floats!(many concat!("expert_tile_", $name), "experts.wgsl", [$($weights),+]),
         }
+    };
+    (few $name:expr, $rows:literal, [$($weights:literal),+]) => {
+        module!(
+            $name, c"product",
+            ["matrix.wgsl", $rows, "product.wgsl", "weights/no_table.wgsl", "weights/floats.wgsl", $($weights),+]
+        )
+    };
+    (many $name:expr, $rows:literal, [$($weights:literal),+]) => {
+        module!(
+            $name, c"tile",
+            [
+                "matrix.wgsl", $rows, "tile_floats.wgsl", "leave.wgsl", "weights/no_table.wgsl",
+                "weights/floats.wgsl", $($weights),+
+            ]
+        )
     };
 }
 
 macro_rules! blocks {
-    ($name:literal, $weights:literal) => {
+    ($name:literal, [$($weights:literal),+]) => {
         ProductModules {
-            few: dotted!(
-                concat!("product_", $name),
-                c"product",
-                [
-                    "matrix.wgsl",
-                    "product.wgsl",
-                    "weights/blocks.wgsl",
-                    $weights
-                ]
-            ),
-            many: dotted!(
-                concat!("tile_", $name),
-                c"tile",
-                [
-                    "matrix.wgsl",
-                    "tile.wgsl",
-                    "leave.wgsl",
-                    "weights/blocks.wgsl",
-                    $weights
-                ]
-            ),
+            few: blocks!(few concat!("product_", $name), "all.wgsl", [$($weights),+]),
+            many: blocks!(many concat!("tile_", $name), "all.wgsl", [$($weights),+]),
+            few_of_experts: blocks!(few concat!("expert_product_", $name), "experts.wgsl", [$($weights),+]),
+            many_of_experts: blocks!(many concat!("expert_tile_", $name), "experts.wgsl", [$($weights),+]),
         }
+    };
+    (few $name:expr, $rows:literal, [$($weights:literal),+]) => {
+        dotted!($name, c"product", ["matrix.wgsl", $rows, "product.wgsl", "weights/blocks.wgsl", $($weights),+])
+    };
+    (many $name:expr, $rows:literal, [$($weights:literal),+]) => {
+        dotted!(
+            $name, c"tile",
+            ["matrix.wgsl", $rows, "tile.wgsl", "leave.wgsl", "weights/blocks.wgsl", $($weights),+]
+        )
     };
 }
 
@@ -136,7 +148,12 @@ const PREPARE: Module = module!("prepare", c"prepare", ["prepare.wgsl", "bytes.w
 const QUANTIZE: Module = module!(
     "quantize",
     c"quantize",
-    ["quantize.wgsl", "bytes.wgsl", "activations.wgsl"]
+    [
+        "quantize.wgsl",
+        "bytes.wgsl",
+        "activations.wgsl",
+        "gated.wgsl"
+    ]
 );
 const HEADS: Module = module!("heads", c"heads", ["heads.wgsl", "halves.wgsl"]);
 const ROTATE: Module = module!("rotate", c"rotate", ["rotate.wgsl"]);
@@ -150,11 +167,22 @@ const MERGE: Module = module!(
 const ELEMENTWISE: Module = module!(
     "elementwise",
     c"elementwise",
-    ["elementwise.wgsl", "activations.wgsl"]
+    ["elementwise.wgsl", "activations.wgsl", "gated.wgsl"]
 );
+const COLUMNS: Module = module!("columns", c"columns", ["columns.wgsl"]);
+const MAGNITUDE: Module = module!("magnitude", c"magnitude", ["magnitude.wgsl"]);
+const ROUTE: Module = module!("route", c"route", ["route.wgsl"]);
+const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
+const COMBINE: Module = module!("combine", c"combine", ["combine.wgsl"]);
+const CONVOLVE: Module = module!(
+    "convolve",
+    c"convolve",
+    ["convolve.wgsl", "activations.wgsl"]
+);
+const SCAN: Module = module!("scan", c"scan", ["scan.wgsl"]);
 
 /// The products of each weight type that there are some for.
-const PRODUCTS: [(DType, ProductModules); 11] = [
+const PRODUCTS: [(DType, ProductModules); 14] = [
     (DType::F32, floats!("f32", ["weights/f32.wgsl"])),
     (
         DType::F16,
@@ -164,19 +192,66 @@ const PRODUCTS: [(DType, ProductModules); 11] = [
         DType::Bf16,
         floats!("bf16", ["weights/halves.wgsl", "weights/bf16.wgsl"]),
     ),
-    (DType::Q8_0, blocks!("q8_0", "weights/q8_0.wgsl")),
-    (DType::Q4_0, blocks!("q4_0", "weights/q4_0.wgsl")),
-    (DType::Q4_1, blocks!("q4_1", "weights/q4_1.wgsl")),
-    (DType::Q5_0, blocks!("q5_0", "weights/q5_0.wgsl")),
-    (DType::Q5_1, blocks!("q5_1", "weights/q5_1.wgsl")),
-    (DType::Q4K, blocks!("q4_k", "weights/q4_k.wgsl")),
-    (DType::Q5K, blocks!("q5_k", "weights/q5_k.wgsl")),
-    (DType::Q6K, blocks!("q6_k", "weights/q6_k.wgsl")),
+    (
+        DType::Q8_0,
+        blocks!("q8_0", ["weights/no_table.wgsl", "weights/q8_0.wgsl"]),
+    ),
+    (
+        DType::Q4_0,
+        blocks!("q4_0", ["weights/no_table.wgsl", "weights/q4_0.wgsl"]),
+    ),
+    (
+        DType::Q4_1,
+        blocks!("q4_1", ["weights/no_table.wgsl", "weights/q4_1.wgsl"]),
+    ),
+    (
+        DType::Q5_0,
+        blocks!("q5_0", ["weights/no_table.wgsl", "weights/q5_0.wgsl"]),
+    ),
+    (
+        DType::Q5_1,
+        blocks!("q5_1", ["weights/no_table.wgsl", "weights/q5_1.wgsl"]),
+    ),
+    (
+        DType::Q4K,
+        blocks!("q4_k", ["weights/no_table.wgsl", "weights/q4_k.wgsl"]),
+    ),
+    (
+        DType::Q5K,
+        blocks!("q5_k", ["weights/no_table.wgsl", "weights/q5_k.wgsl"]),
+    ),
+    (
+        DType::Q6K,
+        blocks!("q6_k", ["weights/no_table.wgsl", "weights/q6_k.wgsl"]),
+    ),
+    (
+        DType::Iq4Nl,
+        blocks!("iq4_nl", ["weights/levels.wgsl", "weights/iq4_nl.wgsl"]),
+    ),
+    (
+        DType::Iq4Xs,
+        blocks!("iq4_xs", ["weights/levels.wgsl", "weights/iq4_xs.wgsl"]),
+    ),
+    (
+        DType::Mxfp4,
+        blocks!("mxfp4", ["weights/no_table.wgsl", "weights/mxfp4.wgsl"]),
+    ),
 ];
 
 /// The weight types that there is a product for.
 pub(crate) fn products() -> impl Iterator<Item = DType> {
     PRODUCTS.iter().map(|(dtype, _)| *dtype)
+}
+
+/// What a model takes besides the kernels that all take.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// The types of its matrices.
+    pub(crate) types: Vec<DType>,
+    /// Those of experts' matrices.
+    pub(crate) expert_types: Vec<DType>,
+    /// Whether it has layers that keep states.
+    pub(crate) states: bool,
 }
 
 /// The kernels of one model, compiled for its device.
@@ -191,7 +266,11 @@ pub(crate) struct Kernels {
     pub(crate) attend: ComputeKernel,
     pub(crate) merge: ComputeKernel,
     pub(crate) elementwise: ComputeKernel,
+    pub(crate) columns: ComputeKernel,
+    pub(crate) magnitude: ComputeKernel,
     products: Vec<(DType, Products)>,
+    experts: Option<ExpertKernels>,
+    states: Option<StateKernels>,
 }
 
 /// The products of a weight type.
@@ -203,13 +282,29 @@ pub(crate) struct Products {
     pub(crate) many: ComputeKernel,
 }
 
+/// What models with experts take.
+#[derive(Debug)]
+pub(crate) struct ExpertKernels {
+    pub(crate) route: ComputeKernel,
+    pub(crate) bands: ComputeKernel,
+    pub(crate) combine: ComputeKernel,
+    products: Vec<(DType, Products)>,
+}
+
+/// What models with states take.
+#[derive(Debug)]
+pub(crate) struct StateKernels {
+    pub(crate) convolve: ComputeKernel,
+    pub(crate) scan: ComputeKernel,
+}
+
 impl Kernels {
-    /// Compiles those that a model with matrices of `types` takes: some milliseconds each.
+    /// Compiles those that a model takes: some milliseconds each.
     ///
     /// With `integer_dot`, products of packed bytes are one instruction, which the device has to have.
     pub(crate) fn new(
         compute: &Compute,
-        types: &[DType],
+        wanted: &Wanted,
         integer_dot: bool,
     ) -> Result<Self, DeviceError> {
         let compile = |module: &Module| -> Result<ComputeKernel, DeviceError> {
@@ -221,14 +316,36 @@ impl Kernels {
             let kernel = unsafe { compute.kernel(code, module.entry)? };
             Ok(kernel.named(module.name))
         };
-        let wanted = PRODUCTS.iter().filter(|(dtype, _)| types.contains(dtype));
-        let products = wanted.map(|(dtype, modules)| {
-            let products = Products {
-                few: compile(&modules.few)?,
-                many: compile(&modules.many)?,
-            };
-            Ok((*dtype, products))
-        });
+        let products = |types: &[DType], [few, many]: [fn(&ProductModules) -> &Module; 2]| {
+            let wanted = PRODUCTS.iter().filter(|(dtype, _)| types.contains(dtype));
+            let compiled = wanted.map(|(dtype, modules)| {
+                let products = Products {
+                    few: compile(few(modules))?,
+                    many: compile(many(modules))?,
+                };
+                Ok((*dtype, products))
+            });
+            compiled.collect::<Result<Vec<_>, DeviceError>>()
+        };
+        let experts = match wanted.expert_types.is_empty() {
+            true => None,
+            false => Some(ExpertKernels {
+                route: compile(&ROUTE)?,
+                bands: compile(&BANDS)?,
+                combine: compile(&COMBINE)?,
+                products: products(
+                    &wanted.expert_types,
+                    [|of| &of.few_of_experts, |of| &of.many_of_experts],
+                )?,
+            }),
+        };
+        let states = match wanted.states {
+            false => None,
+            true => Some(StateKernels {
+                convolve: compile(&CONVOLVE)?,
+                scan: compile(&SCAN)?,
+            }),
+        };
         Ok(Self {
             norm: compile(&NORM)?,
             prepare: compile(&PREPARE)?,
@@ -239,7 +356,11 @@ impl Kernels {
             attend: compile(&ATTEND)?,
             merge: compile(&MERGE)?,
             elementwise: compile(&ELEMENTWISE)?,
-            products: products.collect::<Result<_, DeviceError>>()?,
+            columns: compile(&COLUMNS)?,
+            magnitude: compile(&MAGNITUDE)?,
+            products: products(&wanted.types, [|of| &of.few, |of| &of.many])?,
+            experts,
+            states,
         })
     }
 
@@ -248,9 +369,40 @@ impl Kernels {
     /// # Panics
     /// For one that the kernels were not compiled with.
     pub(crate) fn products(&self, dtype: DType) -> &Products {
-        let mut products = self.products.iter();
-        let found = products.find(|(known, _)| *known == dtype);
-        let (_, found) = found.expect("kernels are compiled with all types of the model");
-        found
+        find(&self.products, dtype)
     }
+
+    /// What models with states take.
+    ///
+    /// # Panics
+    /// For kernels that were compiled for one without.
+    pub(crate) fn states(&self) -> &StateKernels {
+        let states = self.states.as_ref();
+        states.expect("kernels are compiled for the states of the model")
+    }
+
+    /// What models with experts take.
+    ///
+    /// # Panics
+    /// For kernels that were compiled for one without.
+    pub(crate) fn experts(&self) -> &ExpertKernels {
+        let experts = self.experts.as_ref();
+        experts.expect("kernels are compiled for the experts of the model")
+    }
+}
+
+impl ExpertKernels {
+    /// The products of a weight type.
+    ///
+    /// # Panics
+    /// As [`Kernels::products`].
+    pub(crate) fn products(&self, dtype: DType) -> &Products {
+        find(&self.products, dtype)
+    }
+}
+
+fn find(products: &[(DType, Products)], dtype: DType) -> &Products {
+    let found = products.iter().find(|(known, _)| *known == dtype);
+    let (_, found) = found.expect("kernels are compiled with all types of the model");
+    found
 }

@@ -1,4 +1,5 @@
-// Root mean square norms: a workgroup for each group of elements. Sums are made in an order that only
+// Norms: a workgroup for each group of elements, of which the mean is taken off if that is asked for, and which are
+// divided by the root of their mean square then. Sums are made in an order that only
 // the width decides: each thread its share, then halves of a tree, whatever a subgroup is.
 
 struct Params {
@@ -8,6 +9,8 @@ struct Params {
     groups: u32,   // groups of a row
     weight: u32,   // where the weights begin in `vectors`, or NONE
     epsilon: f32,
+    centered: u32,  // 1: the mean is taken off
+    bias: u32,      // where what is added to normed elements begins, or NONE
 }
 
 var<immediate> p: Params;
@@ -20,18 +23,9 @@ const NONE = 0xffffffffu;
 
 var<workgroup> sums: array<f32, THREADS>;
 
-@compute @workgroup_size(THREADS)
-fn norm(
-    @builtin(local_invocation_index) thread: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-) {
-    let start = (group.y * p.groups + group.x) * p.width;
-    var sum = 0.0;
-    for (var i = thread; i < p.width; i += THREADS) {
-        let x = arena[p.source + start + i];
-        sum += x * x;
-    }
-    sums[thread] = sum;
+// The sum of the shares of all threads.
+fn together(thread: u32, share: f32) -> f32 {
+    sums[thread] = share;
     workgroupBarrier();
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if thread < half {
@@ -39,11 +33,38 @@ fn norm(
         }
         workgroupBarrier();
     }
-    let scale = 1.0 / sqrt(sums[0] / f32(p.width) + p.epsilon);
+    let sum = sums[0];
+    workgroupBarrier();
+    return sum;
+}
+
+@compute @workgroup_size(THREADS)
+fn norm(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let start = (group.y * p.groups + group.x) * p.width;
+    var mean = 0.0;
+    if p.centered == 1u {
+        var sum = 0.0;
+        for (var i = thread; i < p.width; i += THREADS) {
+            sum += arena[p.source + start + i];
+        }
+        mean = together(thread, sum) / f32(p.width);
+    }
+    var sum = 0.0;
     for (var i = thread; i < p.width; i += THREADS) {
-        var y = arena[p.source + start + i] * scale;
+        let x = arena[p.source + start + i] - mean;
+        sum += x * x;
+    }
+    let scale = 1.0 / sqrt(together(thread, sum) / f32(p.width) + p.epsilon);
+    for (var i = thread; i < p.width; i += THREADS) {
+        var y = (arena[p.source + start + i] - mean) * scale;
         if p.weight != NONE {
             y *= vectors[p.weight + i];
+        }
+        if p.bias != NONE {
+            y += vectors[p.bias + i];
         }
         arena[p.to + start + i] = y;
     }

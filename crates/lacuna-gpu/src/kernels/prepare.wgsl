@@ -15,6 +15,7 @@ struct Params {
     bytes: u32,          // where bytes go, in words, or NONE
     scales: u32,
     sums: u32,
+    centered: u32,       // norms that take the mean off: 1: that of all, 2: that of what is added
 }
 
 var<immediate> p: Params;
@@ -59,6 +60,10 @@ fn squares(sum: f32, x: vec4<f32>) -> f32 {
     return fma(x.w, x.w, fma(x.z, x.z, fma(x.y, x.y, fma(x.x, x.x, sum))));
 }
 
+fn all_of(x: vec4<f32>) -> f32 {
+    return ((x.x + x.y) + x.z) + x.w;
+}
+
 // What each element of a row is multiplied by.
 fn scale_of(thread: u32, sum: f32, epsilon: f32) -> f32 {
     return 1.0 / sqrt(together(thread, sum) / f32(p.width) + epsilon);
@@ -74,25 +79,43 @@ fn prepare(
     let source = p.source / 4u + start;
     let add = p.add / 4u + start;
     var inner = 1.0;
+    var inner_mean = 0.0;
     if p.inner != NONE {
+        if (p.centered & 2u) != 0u {
+            var sum = 0.0;
+            for (var i = thread; i < fours; i += THREADS) {
+                sum += all_of(four(add + i));
+            }
+            inner_mean = together(thread, sum) / f32(p.width);
+        }
         var sum = 0.0;
         for (var i = thread; i < fours; i += THREADS) {
-            sum = squares(sum, four(add + i));
+            sum = squares(sum, four(add + i) - inner_mean);
         }
         inner = scale_of(thread, sum, p.inner_epsilon);
     }
+    let centered = (p.centered & 1u) != 0u;
     var sum = 0.0;
     for (var i = thread; i < fours; i += THREADS) {
         var x = four(source + i);
         if p.add != NONE {
             var more = four(add + i);
             if p.inner != NONE {
-                more = more * inner * weights(p.inner + 4u * i);
+                more = (more - inner_mean) * inner * weights(p.inner + 4u * i);
             }
             x = fma(vec4<f32>(p.factor), more, x);
             arena[source + i] = bitcast<vec4<u32>>(x);
         }
-        sum = squares(sum, x);
+        sum = select(squares(sum, x), sum + all_of(x), centered);
+    }
+    var mean = 0.0;
+    if centered {
+        mean = together(thread, sum) / f32(p.width);
+        sum = 0.0;
+        for (var i = thread; i < fours; i += THREADS) {
+            // What this thread itself has written.
+            sum = squares(sum, four(source + i) - mean);
+        }
     }
     let scale = scale_of(thread, sum, p.epsilon);
     for (var first = 0u; first < fours; first += THREADS) {
@@ -101,7 +124,7 @@ fn prepare(
         var x = vec4<f32>();
         if within {
             // What this thread itself has written.
-            x = four(source + i) * scale;
+            x = (four(source + i) - mean) * scale;
             if p.weight != NONE {
                 x *= weights(p.weight + 4u * i);
             }

@@ -1,6 +1,7 @@
 // The kernel for a few tokens: eight rows of the matrix to a workgroup, two to the 32 threads of a lane each, for up to
 // eight tokens at once.
 
+const THREADS = 128u;
 const ROWS = 8u;
 const TOKENS = 8u;
 // The sums of a row and token, one behind the other, and one more, so that they lie in different banks.
@@ -8,18 +9,18 @@ const PARTIAL = 33u;
 
 var<workgroup> partial: array<f32, 2112>;
 
-// Of up to four tokens from `first` on.
-fn add_tokens(sums: vec4<f32>, unit: Unit, number: u32, first: u32, count: u32) -> vec4<f32> {
+// Of up to four rows.
+fn add_rows(sums: vec4<f32>, unit: Unit, number: u32, inputs: vec4<u32>, count: u32) -> vec4<f32> {
     var all = sums;
-    all.x = add(all.x, unit, input_of(first, number));
+    all.x = add(all.x, unit, input_of(inputs.x, number));
     if count > 1u {
-        all.y = add(all.y, unit, input_of(first + 1u, number));
+        all.y = add(all.y, unit, input_of(inputs.y, number));
     }
     if count > 2u {
-        all.z = add(all.z, unit, input_of(first + 2u, number));
+        all.z = add(all.z, unit, input_of(inputs.z, number));
     }
     if count > 3u {
-        all.w = add(all.w, unit, input_of(first + 3u, number));
+        all.w = add(all.w, unit, input_of(inputs.w, number));
     }
     return all;
 }
@@ -32,15 +33,21 @@ fn keep(row: u32, token: u32, lane: u32, sums: vec4<f32>) {
     partial[at + 3u * PARTIAL] = sums.w;
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(THREADS)
 fn product(
     @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let lane = thread % LANES;
     let pair = thread / LANES * 2u;
-    let first = group.y * TOKENS;
-    let count = min(p.tokens - first, TOKENS);
+    let own_share = share(group.y, TOKENS);
+    let first = own_share.x;
+    let count = own_share.y;
+    if count == 0u {
+        return;
+    }
+    begin(thread);
+    let inputs = input_rows(first, count);
     // Of a last group that is not full, the last row again.
     let row = group.x * ROWS + pair;
     let one = place_of(min(row, p.count - 1u));
@@ -53,20 +60,26 @@ fn product(
         for (var number = lane; number < p.units; number += LANES) {
             let unit = load(one, number);
             let second = load(other, number);
-            let input = input_of(first, number);
+            let input = input_of(inputs.x, number);
             ones.x = add(ones.x, unit, input);
             others.x = add(others.x, second, input);
         }
-    } else {
+    } else if count <= 4u {
         for (var number = lane; number < p.units; number += LANES) {
             let unit = load(one, number);
             let second = load(other, number);
-            ones = add_tokens(ones, unit, number, first, count);
-            others = add_tokens(others, second, number, first, count);
-            if count > 4u {
-                more_ones = add_tokens(more_ones, unit, number, first + 4u, count - 4u);
-                more_others = add_tokens(more_others, second, number, first + 4u, count - 4u);
-            }
+            ones = add_rows(ones, unit, number, inputs, count);
+            others = add_rows(others, second, number, inputs, count);
+        }
+    } else {
+        let more_inputs = input_rows(first + 4u, count - 4u);
+        for (var number = lane; number < p.units; number += LANES) {
+            let unit = load(one, number);
+            let second = load(other, number);
+            ones = add_rows(ones, unit, number, inputs, count);
+            others = add_rows(others, second, number, inputs, count);
+            more_ones = add_rows(more_ones, unit, number, more_inputs, count - 4u);
+            more_others = add_rows(more_others, second, number, more_inputs, count - 4u);
         }
     }
     keep(pair, 0u, lane, ones);
@@ -85,6 +98,6 @@ fn product(
         for (var other_lane = 0u; other_lane < LANES; other_lane++) {
             sum += partial[at + other_lane];
         }
-        leave(first + token, own, sum);
+        leave(output_row(first + token), own, sum);
     }
 }

@@ -9,6 +9,8 @@ struct Params {
     scales: u32,
     sums: u32,
     fours: u32,     // fours of elements of all rows
+    alpha: f32,     // of a gate that is clamped
+    limit: f32,
 }
 
 var<immediate> p: Params;
@@ -34,8 +36,8 @@ fn quantize(
     if within {
         x = bitcast<vec4<f32>>(arena[p.source / 4u + number]);
         if p.up != NONE {
-            let gate = vec4<f32>(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
-            x = gate * bitcast<vec4<f32>>(arena[p.up / 4u + number]);
+            let up = bitcast<vec4<f32>>(arena[p.up / 4u + number]);
+            x = vec4<f32>(gated(x.x, up.x), gated(x.y, up.y), gated(x.z, up.z), gated(x.w, up.w));
         }
     }
     quantize_four(thread, x, number, within);

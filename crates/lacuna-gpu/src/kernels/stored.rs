@@ -30,7 +30,8 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
     let mut compute = queue
         .compute(4 * floats.len(), 4 * words)
         .expect("a few kilobytes");
-    let kernels = Kernels::new(&compute, &[], false).expect("the device compiles them");
+    let kernels =
+        Kernels::new(&compute, &Wanted::default(), false).expect("the device compiles them");
     let memory = |words: usize| queue.memory(ByteLength::new(4 * words as u64));
     let (arena, rows) = (memory(floats.len()), memory(words));
     let (arena, rows) = (

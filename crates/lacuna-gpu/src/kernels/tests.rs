@@ -50,7 +50,14 @@ fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
 fn the_committed_spirv_is_what_its_source_compiles_to() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/spirv");
     let products = PRODUCTS.iter();
-    let products = products.flat_map(|(_, modules)| [&modules.few, &modules.many]);
+    let products = products.flat_map(|(_, modules)| {
+        [
+            &modules.few,
+            &modules.many,
+            &modules.few_of_experts,
+            &modules.many_of_experts,
+        ]
+    });
     let others = [
         &NORM,
         &PREPARE,
@@ -61,6 +68,13 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
         &ATTEND,
         &MERGE,
         &ELEMENTWISE,
+        &COLUMNS,
+        &MAGNITUDE,
+        &ROUTE,
+        &BANDS,
+        &COMBINE,
+        &CONVOLVE,
+        &SCAN,
     ];
     for module in others.into_iter().chain(products) {
         compare(&folder, module, module.code, &[]);

@@ -1,13 +1,15 @@
 // The kernel for many tokens and quantized weights: 64 rows and 64 tokens to a workgroup, four of each to a thread, whose
 // bytes are brought to shared memory four units at a time. Units come in the order of the lanes that have them.
 
+const THREADS = 256u;
 const STAGE = 4u;
 
 // Bytes of unit `u` of row or token `i`: the halves at `(2 u + half) TILE + i`.
 var<workgroup> weight_bytes: array<vec4<u32>, 512>;
 var<workgroup> input_bytes: array<vec4<u32>, 512>;
 // What the halves of a weight's unit are worth, and its minimum.
-var<workgroup> weight_scales: array<vec4<f32>, 256>;
+var<workgroup> weight_scales: array<vec2<f32>, 256>;
+var<workgroup> weight_minima: array<f32, 256>;
 // What a token's unit is worth, and the sum of its bytes.
 var<workgroup> input_scales: array<vec2<f32>, 256>;
 
@@ -21,8 +23,8 @@ struct Four {
 
 fn staged(unit: u32, row: u32) -> Unit {
     let at = 2u * unit * TILE + row;
-    let scales = weight_scales[unit * TILE + row];
-    return Unit(weight_bytes[at], weight_bytes[at + TILE], scales.xy, scales.z);
+    let number = unit * TILE + row;
+    return Unit(weight_bytes[at], weight_bytes[at + TILE], weight_scales[number], weight_minima[number]);
 }
 
 fn staged_input(unit: u32, token: u32) -> Input {
@@ -40,18 +42,24 @@ fn add_rows(sums: vec4<f32>, four: Four, input: Input) -> vec4<f32> {
     );
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn tile(
     @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let row = group.x * TILE;
-    let token = group.y * TILE;
+    let own_share = share(group.y, TILE);
+    let first = own_share.x;
+    let count = own_share.y;
+    if count == 0u {
+        return;
+    }
+    begin(thread);
     // What this thread brings: a row and a token of one unit in four. Beyond the last, the last again.
     let own = thread % TILE;
     let own_unit = thread / TILE;
     let own_row = place_of(min(row + own, p.count - 1u));
-    let own_token = min(token + own, p.tokens - 1u);
+    let own_token = input_row(first + min(own, count - 1u));
     // And what it computes: every sixteenth of each.
     let in_rows = thread % 16u;
     let in_tokens = thread / 16u;
@@ -83,7 +91,8 @@ fn tile(
             let at = 2u * own_unit * TILE + own;
             weight_bytes[at] = unit.low;
             weight_bytes[at + TILE] = unit.high;
-            weight_scales[thread] = vec4<f32>(unit.scales, unit.minimum, 0.0);
+            weight_scales[thread] = unit.scales;
+            weight_minima[thread] = unit.minimum;
             input_bytes[at] = input.low;
             input_bytes[at + TILE] = input.high;
             input_scales[thread] = vec2<f32>(input.scale, bitcast<f32>(input.sum));
@@ -118,8 +127,8 @@ fn tile(
         }
         workgroupBarrier();
     }
-    leave_rows(token + in_tokens, row + in_rows, all_a);
-    leave_rows(token + in_tokens + 16u, row + in_rows, all_b);
-    leave_rows(token + in_tokens + 32u, row + in_rows, all_c);
-    leave_rows(token + in_tokens + 48u, row + in_rows, all_d);
+    leave_rows(first, in_tokens, count, row + in_rows, all_a);
+    leave_rows(first, in_tokens + 16u, count, row + in_rows, all_b);
+    leave_rows(first, in_tokens + 32u, count, row + in_rows, all_c);
+    leave_rows(first, in_tokens + 48u, count, row + in_rows, all_d);
 }

@@ -1,6 +1,8 @@
 // The kernel for many tokens and weights that are floats: 64 rows and 64 tokens to a workgroup, four of each to a thread,
 // whose elements are brought to shared memory a unit at a time. Units come in the order of the lanes that have them.
 
+const THREADS = 256u;
+
 // The `f`-th four elements of row or token `i`, at `f TILE + i`.
 var<workgroup> weight_fours: array<vec4<f32>, 256>;
 var<workgroup> input_fours: array<vec4<f32>, 256>;
@@ -14,18 +16,24 @@ fn add_rows(sums: vec4<f32>, at: u32, input: vec4<f32>) -> vec4<f32> {
     );
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn tile(
     @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let row = group.x * TILE;
-    let token = group.y * TILE;
+    let own_share = share(group.y, TILE);
+    let first = own_share.x;
+    let count = own_share.y;
+    if count == 0u {
+        return;
+    }
+    begin(thread);
     // What this thread brings: four elements of a row and of a token. Beyond the last, the last again.
     let own = thread % TILE;
     let own_four = thread / TILE;
     let own_row = place_of(min(row + own, p.count - 1u));
-    let own_token = min(token + own, p.tokens - 1u);
+    let own_token = input_row(first + min(own, count - 1u));
     // And what it computes: every sixteenth of each.
     let in_rows = thread % 16u;
     let in_tokens = thread / 16u;
@@ -59,8 +67,8 @@ fn tile(
         all_c += sum_c;
         all_d += sum_d;
     }
-    leave_rows(token + in_tokens, row + in_rows, all_a);
-    leave_rows(token + in_tokens + 16u, row + in_rows, all_b);
-    leave_rows(token + in_tokens + 32u, row + in_rows, all_c);
-    leave_rows(token + in_tokens + 48u, row + in_rows, all_d);
+    leave_rows(first, in_tokens, count, row + in_rows, all_a);
+    leave_rows(first, in_tokens + 16u, count, row + in_rows, all_b);
+    leave_rows(first, in_tokens + 32u, count, row + in_rows, all_c);
+    leave_rows(first, in_tokens + 48u, count, row + in_rows, all_d);
 }

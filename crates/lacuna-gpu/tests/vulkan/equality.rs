@@ -54,6 +54,7 @@ fn one_pass_equals_chunks_with_other_weights_and_windows() {
         ("qwen3-types/Q5_0.gguf", ElementType::F16),
         ("qwen3-types/Q5_1.gguf", ElementType::F16),
         ("qwen3-types/Q4_K_M.gguf", ElementType::F16),
+        ("qwen3-types/dynamic-tables.gguf", ElementType::F16),
         ("families/mistral-window/hf", ElementType::F16),
     ] {
         let mut model = OnDevice::open(path, element);
@@ -161,7 +162,15 @@ fn short_windows_equal_whole_buffers() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn products_of_bytes_by_one_instruction_equal_others() {
-    for name in ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M"] {
+    for name in [
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q4_K_M",
+        "dynamic-tables",
+    ] {
         let path = format!("qwen3-types/{name}.gguf");
         let logits = |integer_dot| {
             let config = VulkanConfig {

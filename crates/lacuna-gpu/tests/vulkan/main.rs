@@ -2,6 +2,7 @@
 //! (`.ci/install-vulkan`), so they run only when asked for (`.ci/test-vulkan`).
 
 mod equality;
+mod families;
 mod memory;
 mod processor;
 mod refusals;

@@ -3,10 +3,7 @@
 use lacuna_kernels::ElementType;
 use lacuna_text::template::Message;
 
-use crate::support::{OnDevice, OnProcessor, expected, relative_l2, some_tokens};
-
-/// What the order of sums may make of logits, relative.
-const BOUND: f64 = 1e-3;
+use crate::support::{BOUND, OnDevice, OnProcessor, expected, relative_l2, some_tokens};
 
 fn compare(path: &str, element: ElementType, tokens: &[u32]) {
     let found = OnDevice::open(path, element).logits(tokens);
@@ -37,7 +34,15 @@ fn logits_of_dense_families_are_those_of_the_processor() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn logits_with_every_weight_type_are_those_of_the_processor() {
-    for name in ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M"] {
+    for name in [
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q4_K_M",
+        "dynamic-tables",
+    ] {
         let path = format!("qwen3-types/{name}.gguf");
         compare(&path, ElementType::F32, &some_tokens(40, 16));
     }

@@ -155,6 +155,17 @@ pub struct DeviceRows {
     pub layout: RowLayout,
 }
 
+/// The state of a layer in the memory of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceState {
+    /// Its first byte, a multiple of 64 within its pages.
+    pub address: Address,
+    /// How long it is.
+    pub bytes: usize,
+    /// Whether no token has been yet, so that it is all zeros whatever is there.
+    pub is_fresh: bool,
+}
+
 /// Writes the rows of a run.
 pub(crate) type WriteRun<'a> = dyn FnMut(RunMut<'_>) + 'a;
 

@@ -538,8 +538,7 @@ impl Pass<'_, '_> {
         let positions: &mut [u32] = first(positions, tokens * axes);
         let factors: &mut [f32] = first(factors, tokens);
         for (factor, position) in factors.iter_mut().zip(positions.iter().step_by(axes)) {
-            let contexts = (*position as usize + by.first) / by.original_context;
-            *factor = 1.0 + by.beta * (contexts as f32).ln_1p();
+            *factor = by.factor(*position as usize);
         }
         let queries = first(queries, tokens * width);
         self.cpu.scale_rows(queries, factors, width);

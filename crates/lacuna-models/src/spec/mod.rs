@@ -310,6 +310,15 @@ pub struct QueryTemperature {
     pub first: usize,
 }
 
+impl QueryTemperature {
+    /// What queries of a position are multiplied by.
+    #[must_use]
+    pub fn factor(&self, position: usize) -> f32 {
+        let contexts = (position + self.first) / self.original_context;
+        1.0 + self.beta * (contexts as f32).ln_1p()
+    }
+}
+
 /// How queries and keys are normed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
