@@ -423,6 +423,15 @@ impl Geometry {
         self.own_rows().next().is_some()
     }
 
+    /// The same where nobody is told what changes the states, so that no step can go back.
+    #[must_use]
+    pub fn without_state_inputs(self) -> Self {
+        Self {
+            state_inputs: Arc::default(),
+            ..self
+        }
+    }
+
     /// Whether any layer keeps a state.
     #[must_use]
     pub fn has_states(&self) -> bool {
