@@ -33,7 +33,7 @@ impl Scheduler {
         let from_history = self.config.engine.most_from_history();
         let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         let rooms = self.rooms(demands, spare);
-        let rooms = self.rooms_to_rewind(rooms);
+        let rooms = self.rooms_to_rewind(rooms, from_history.max(by_model));
         let memory = &self.request_memory;
         let mut likely = Vec::new();
         for (session, &room) in super::sessions(&mut self.running).zip(&rooms) {
@@ -73,8 +73,8 @@ impl Scheduler {
         rooms.collect()
     }
 
-    /// `rooms`, but for none where states have no memory to go back with.
-    fn rooms_to_rewind(&self, mut rooms: Vec<usize>) -> Vec<usize> {
+    /// `rooms`, of which up to `most` are used, but for none where states have no memory to go back with.
+    fn rooms_to_rewind(&self, mut rooms: Vec<usize>, most: usize) -> Vec<usize> {
         let cache = self.engine.kv_cache();
         if !cache.geometry().has_states() {
             return rooms;
@@ -82,7 +82,7 @@ impl Scheduler {
         let mut wanted = 0;
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
         for (session, room) in sessions.zip(&mut rooms).filter(|(_, room)| **room > 0) {
-            let bytes = session.sequence.rewind_bytes_to_take(1 + *room);
+            let bytes = session.sequence.rewind_bytes_to_take(1 + most.min(*room));
             match cache.geometry().can_rewind() && has_twice(cache, wanted + bytes) {
                 true => wanted += bytes,
                 false => *room = 0,

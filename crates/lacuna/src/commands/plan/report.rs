@@ -1,5 +1,6 @@
 //! The plan as `--json` prints it.
 
+use lacuna::DraftModel;
 use lacuna::ModelSpec;
 use lacuna::plan::{
     Budget, Demand, DraftMemory, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates, Residency,
@@ -95,6 +96,8 @@ pub(super) struct Kv {
     pub(super) bytes_per_token: usize,
     /// Of one sequence, whatever its length.
     pub(super) state_bytes: usize,
+    /// What a sequence with states takes beside them while tokens of it are guessed, of the guesses that are usual.
+    pub(super) guessing_state_bytes: usize,
     /// Where the prefix cache can go on in places only: what one takes, and from how many tokens on it pays.
     pub(super) resume_points: Option<Resume>,
     /// All rows of all contexts.
@@ -276,6 +279,7 @@ fn kv(plan: &KvPlan) -> Kv {
         buffers: plan.sequences * plan.buffers().len(),
         bytes_per_token: geometry.bytes_per_token(),
         state_bytes: geometry.state_bytes(),
+        guessing_state_bytes: geometry.rewind_bytes(1 + DraftModel::MOST_TOKENS.get()),
         resume_points: plan.resume_points.map(|points| Resume {
             bytes: points.bytes,
             every_tokens: points.every_tokens,

@@ -122,6 +122,11 @@ fn kv(out: &mut dyn Write, kv: &Kv) -> io::Result<()> {
             kv.state_bytes,
             size(kv.state_bytes as u64)
         )?;
+        writeln!(
+            out,
+            "  {} more while tokens of it are guessed (`--speculate`), where they are there",
+            size(kv.guessing_state_bytes as u64)
+        )?;
     }
     if let Some(points) = &kv.resume_points {
         writeln!(
