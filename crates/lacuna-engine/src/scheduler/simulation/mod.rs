@@ -123,6 +123,9 @@ struct Tally {
     /// Those of a draft model.
     drafted: u64,
     drafted_right: u64,
+    /// Guessed tokens where layers keep states, and those of them that were right.
+    beside_states: u64,
+    beside_states_right: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -670,6 +673,8 @@ impl Simulation {
         }
         if self.scheduler.prefix.grain().has_states() {
             self.tally.restored = counters.reused_tokens;
+            self.tally.beside_states = counters.drafts.all().draft_tokens;
+            self.tally.beside_states_right = counters.drafts.all().accepted_tokens;
             self.tally.lost_states = counters.evicted_resume_points;
         }
         self.tally.hash(&mut self.trace);
@@ -752,6 +757,8 @@ impl Tally {
         self.guessed_right += other.guessed_right;
         self.drafted += other.drafted;
         self.drafted_right += other.drafted_right;
+        self.beside_states += other.beside_states;
+        self.beside_states_right += other.beside_states_right;
     }
 
     /// Everything that a simulation is for has come up.
@@ -780,6 +787,8 @@ impl Tally {
             guessed_right,
             drafted,
             drafted_right,
+            beside_states,
+            beside_states_right,
             ..
         } = self.clone();
         let all = [
@@ -806,6 +815,8 @@ impl Tally {
             guessed - guessed_right,
             drafted_right,
             drafted - drafted_right,
+            beside_states_right,
+            beside_states - beside_states_right,
         ];
         all.into_iter().all(|count| count > 0)
     }

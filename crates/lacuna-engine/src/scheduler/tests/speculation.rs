@@ -520,7 +520,10 @@ fn a_draft_model_changes_nothing_whatever_holds_rows_and_however_tokens_are_draw
                 let what = format!("{name} by {draft}, {policy}: {drafts:?}, {fewer} of {steps}");
                 assert!(found == expected, "{what}");
                 let by_model = drafts.model;
-                assert!(by_model.draft_tokens > 0 && fewer <= steps, "{what}");
+                // Where layers keep states, steps end for resume points.
+                let stops = prefix_cache && model.spec().states().any(|elements| elements > 0);
+                assert!(by_model.draft_tokens > 0, "{what}");
+                assert!(stops || fewer <= steps, "{what}");
                 assert!(by_model.accepted_tokens < by_model.draft_tokens, "{what}");
                 let history = drafts.history.draft_tokens > 0;
                 assert_eq!(history, speculation != Speculation::Off, "{what}");
