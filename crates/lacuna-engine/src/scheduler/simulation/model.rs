@@ -158,9 +158,8 @@ impl PseudoModel {
 /// Makes of the state after `start` tokens that after `tokens` as well.
 fn append(state: State<'_>, start: usize, tokens: impl ExactSizeIterator<Item = f32>) {
     let State { before, after } = state;
-    match before {
-        Some(before) => after.copy_from_slice(before),
-        None => {}
+    if let Some(before) = before {
+        after.copy_from_slice(before);
     }
     let (count, places) = after.split_first_mut().expect("a state");
     assert_eq!(*count, start as f32, "the state of another token");
