@@ -46,7 +46,7 @@ pub enum DraftError {
     Pooled,
     /// Layers of the draft model keep states. It guesses in one pass after another, and a state goes back within one.
     #[error(
-        "the draft model keeps states, which cannot be taken back over several passes to the last right guess; use a draft model that keeps rows alone, or `--speculate ngram`"
+        "the draft model keeps states, which cannot be taken back over several passes to the last right guess; use a draft model that keeps rows alone, or guess from the text itself"
     )]
     States,
 }
