@@ -1,20 +1,21 @@
-//! Images of prompts: files become pictures, and pictures rows for the model, each picture once for all that show it.
+//! Images of prompts: files become pictures, one or several of each, and pictures rows for the model, each picture once for
+//! all that show it.
 //!
 //! A picture's tokens are numbers made of its name, so all that finds computed tokens again finds computed pictures:
 //! the prefix cache, within and across requests, and folders of it.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lacuna_images::{Filter, Header, Limits, Name, Picture};
+use lacuna_images::{Filter, Header, Limits, Name, Picture, Tiling};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_models::spec::{Grid, ImageTooLong, Resampling};
 use lacuna_models::{
-    BatchLimits, ForwardError, ImageEncoder, Model, OutOfMemory, PromptError, Scratch, Shown,
+    BatchLimits, ForwardError, ImageEncoder, ImageShape, ImageTokens, Model, OutOfMemory,
+    PromptError, Scratch, Shown,
 };
 
-use crate::request_memory::{MemoryRefusal, RequestMemory};
+use crate::request_memory::{HeldMemory, MemoryRefusal, RequestMemory};
 
 /// Why images of a prompt cannot be seen.
 #[derive(Debug, thiserror::Error)]
@@ -54,9 +55,86 @@ pub enum ImageError {
     Cpu(String),
 }
 
+/// What an image of some size comes to for an encoder.
+#[derive(Debug, Clone, Copy)]
+pub struct ImagePlan {
+    /// Its tiles, each of which is a picture beside the whole; none where that is all there is.
+    pub tiles: Grid,
+    /// Patches of each of its pictures.
+    pub patches: Grid,
+    /// Tokens of each of its pictures.
+    pub tokens: Grid,
+    /// Pixels of the width and of the height of each.
+    size: [usize; 2],
+    tiling: Option<Tiling>,
+    filter: Filter,
+}
+
+impl ImagePlan {
+    /// Of an image of so many pixels of width and of height.
+    ///
+    /// # Errors
+    /// [`ImageTooLong`].
+    pub fn new(shape: &ImageShape, given: [usize; 2]) -> Result<Self, ImageTooLong> {
+        let size = shape.fit(given)?;
+        let filter = match shape.patches.resampling {
+            Resampling::Bilinear => Filter::Triangle,
+            Resampling::Bicubic => Filter::Cubic,
+            Resampling::Lanczos => Filter::Lanczos,
+        };
+        let tiled = shape.tiled(given);
+        let tiling = tiled.map(|sizes| Tiling {
+            resized: sizes.resized,
+            stretched: sizes.stretched,
+            side: sizes.side,
+            seen: size[0],
+            filter,
+        });
+        let patches = shape.grid(size);
+        Ok(Self {
+            tiles: tiled.map_or(Grid::NONE, |sizes| sizes.tiles),
+            patches,
+            tokens: shape.tokens(patches),
+            size,
+            tiling,
+            filter,
+        })
+    }
+
+    /// Pictures that it becomes.
+    #[must_use]
+    pub const fn pictures(&self) -> usize {
+        self.tiles.count() + 1
+    }
+
+    /// Bytes of memory that making them of a file takes at most.
+    #[must_use]
+    pub fn preprocessing_bytes(&self, header: &Header) -> u64 {
+        match self.tiling {
+            None => header.preprocessing_bytes(self.size),
+            Some(tiling) => tiling.preprocessing_bytes(header),
+        }
+    }
+
+    /// Numbers that stand for no picture in its places.
+    fn stand_ins(&self) -> ImageTokens {
+        ImageTokens {
+            tiles: self.tiles,
+            pictures: vec![vec![0; self.tokens.count()]; self.pictures()],
+        }
+    }
+
+    fn pictures_of(&self, image: &lacuna_images::Image) -> Vec<Picture> {
+        match self.tiling {
+            None => vec![Picture::of(image, self.size, self.filter)],
+            Some(tiling) => tiling.pictures(image),
+        }
+    }
+}
+
 /// What encodes the images of a model's prompts, and the rows of the last of them.
 ///
-/// Encoding takes the arena of a pass while it lasts, and one image is encoded at a time.
+/// Encoding takes the arena of a pass while it lasts, and one picture is encoded at a time.
 #[derive(Debug)]
 pub struct Eyes {
     model: Arc<Model>,
@@ -74,10 +152,40 @@ struct Kept {
     encoded: u64,
 }
 
+impl Kept {
+    /// The rows of a picture, if they are kept: for a while again.
+    fn find(&mut self, name: Name) -> Option<Arc<[f32]>> {
+        let known = |(known, _): &(Name, _)| *known == name;
+        let place = self.pictures.iter().position(known)?;
+        let found = self.pictures.remove(place)?;
+        let rows = Arc::clone(&found.1);
+        self.pictures.push_back(found);
+        Some(rows)
+    }
+
+    /// Keeps them, and of all pictures no more than `most`.
+    fn keep(&mut self, name: Name, rows: Arc<[f32]>, most: usize) {
+        self.encoded += 1;
+        if self.pictures.len() >= most {
+            self.pictures.pop_front();
+        }
+        self.pictures.push_back((name, rows));
+    }
+}
+
+/// An image that has been looked at.
+struct Seen {
+    tokens: ImageTokens,
+    /// Rows and columns of the tokens of each of its pictures.
+    grid: Grid,
+    /// The rows of each.
+    rows: Vec<Arc<[f32]>>,
+}
+
 impl Eyes {
     /// Images of a prompt at most: each takes hundreds of tokens.
     pub const MOST_IMAGES: usize = 64;
-    /// Pictures whose rows are kept beside those that requests show.
+    /// Images whose rows are kept beside those that requests show, if they have as many pictures as any.
     const KEPT: usize = 8;
 
     /// For the prompts of `model`, by `cpu`, and with memory of `memory`.
@@ -93,7 +201,7 @@ impl Eyes {
     }
 
     /// Reads image `files`, puts them in their places among the tokens of a rendered conversation and encodes those that
-    /// are not known. Returns what the prompt shows.
+    /// are not known. Returns what the prompt shows, picture by picture.
     ///
     /// # Errors
     /// [`ImageError`]: of damaged and enormous files, places that are not as many, and memory that is not free.
@@ -114,48 +222,54 @@ impl Eyes {
                 limit: Self::MOST_IMAGES,
             });
         }
-        let pictures = files
-            .iter()
-            .map(|file| self.picture(encoder, file.as_ref()));
-        let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
-        let shape = encoder.shape();
-        let grids: Vec<Grid> = pictures
-            .iter()
-            .map(|picture| shape.tokens(shape.grid(picture.size())))
-            .collect();
-        let names = pictures.iter().zip(&grids).map(|(picture, grid)| {
-            let Grid { rows, columns } = *grid;
-            picture.name().tokens([rows, columns])
-        });
-        let places = self
-            .model
-            .place_images(tokens, &names.collect::<Vec<_>>())?;
-        let shown = places.into_iter().zip(pictures.iter().zip(grids));
-        shown
-            .map(|(positions, (picture, grid)): (Range<usize>, _)| {
-                let rows = self.rows(encoder, picture)?;
-                Ok(Shown {
-                    positions,
-                    grid,
-                    rows,
-                })
+        // Whether there are as many places is known before any is decoded.
+        let stand_ins = vec![ImageTokens::one(vec![0]); files.len()];
+        self.model.place_images(&mut tokens.clone(), &stand_ins)?;
+        let seen = files.iter().map(|file| self.see(encoder, file.as_ref()));
+        let seen = seen.collect::<Result<Vec<_>, _>>()?;
+        let (images, rows): (Vec<_>, Vec<_>) = seen
+            .into_iter()
+            .map(|seen| (seen.tokens, (seen.grid, seen.rows)))
+            .unzip();
+        let places = self.model.place_images(tokens, &images)?;
+        let pictures = rows
+            .into_iter()
+            .flat_map(|(grid, rows)| rows.into_iter().map(move |rows| (grid, rows)));
+        let shown = places.into_iter().zip(pictures);
+        Ok(shown
+            .map(|(positions, (grid, rows))| Shown {
+                positions,
+                grid,
+                rows,
             })
-            .collect()
+            .collect())
     }
 
-    /// Tokens of an image, by the header of its file.
+    /// As many tokens as stand for an image, by the header of its file.
     ///
     /// # Errors
     /// [`ImageError`]: of a file that is no image that can be had.
-    pub fn tokens(&self, file: &[u8]) -> Result<usize, ImageError> {
+    pub fn stand_ins(&self, file: &[u8]) -> Result<ImageTokens, ImageError> {
         let encoder = self.model.images().ok_or(ImageError::NoEyes)?;
         let header = Header::read(file, &self.limits)?;
-        let shape = encoder.shape();
-        let size = shape.fit([header.width, header.height].map(|side| side as usize))?;
-        Ok(shape.tokens(shape.grid(size)).count())
+        let plan = ImagePlan::new(encoder.shape(), size_of_file(&header))?;
+        Ok(plan.stand_ins())
     }
 
-    /// Images that have been encoded.
+    /// As many tokens as stand for the largest image.
+    ///
+    /// # Errors
+    /// [`ImageError::NoEyes`].
+    pub fn most_stand_ins(&self) -> Result<ImageTokens, ImageError> {
+        let shape = self.model.images().ok_or(ImageError::NoEyes)?.shape();
+        let tiles = shape.most_tiles();
+        Ok(ImageTokens {
+            tiles,
+            pictures: vec![vec![0; shape.most_tokens()]; tiles.count() + 1],
+        })
+    }
+
+    /// Pictures that have been encoded.
     #[must_use]
     pub fn encoded(&self) -> u64 {
         self.kept
@@ -164,58 +278,94 @@ impl Eyes {
             .encoded
     }
 
+    /// Makes pictures of a file, and rows of those.
+    fn see(&self, encoder: &ImageEncoder, file: &[u8]) -> Result<Seen, ImageError> {
+        let (plan, pictures) = self.pictures(encoder, file)?;
+        // One image's at a time are held.
+        let pixels = pictures.iter().map(|picture| picture.pixels().len()).sum();
+        let _held = self.take(pixels)?;
+        let Grid { rows, columns } = plan.tokens;
+        let tokens = pictures
+            .iter()
+            .map(|picture| picture.name().tokens([rows, columns]));
+        Ok(Seen {
+            tokens: ImageTokens {
+                tiles: plan.tiles,
+                pictures: tokens.collect(),
+            },
+            grid: plan.tokens,
+            rows: self.rows(encoder, plan.patches, &pictures)?,
+        })
+    }
+
     /// Decodes a file whose header says no more than is allowed, in memory that is taken for it.
-    fn picture(&self, encoder: &ImageEncoder, file: &[u8]) -> Result<Picture, ImageError> {
+    fn pictures(
+        &self,
+        encoder: &ImageEncoder,
+        file: &[u8],
+    ) -> Result<(ImagePlan, Vec<Picture>), ImageError> {
         let header = Header::read(file, &self.limits)?;
-        let shape = encoder.shape();
-        let size = [header.width, header.height].map(|side| side as usize);
-        let fitted = shape.fit(size)?;
-        let bytes = header.preprocessing_bytes(fitted);
-        let memory = self.memory.as_ref();
-        let _held = memory.map(|it| it.try_take(bytes as usize)).transpose()?;
+        let plan = ImagePlan::new(encoder.shape(), size_of_file(&header))?;
+        let _held = self.take(plan.preprocessing_bytes(&header) as usize)?;
         let image = header.decode(file)?;
         // It may have been turned, and then sizes fit otherwise.
-        let fitted = shape.fit([image.width(), image.height()])?;
-        let filter = match shape.patches.resampling {
-            Resampling::Bilinear => Filter::Triangle,
-            Resampling::Bicubic => Filter::Cubic,
-        };
-        Ok(Picture::of(&image, fitted, filter))
+        let plan = ImagePlan::new(encoder.shape(), [image.width(), image.height()])?;
+        let pictures = plan.pictures_of(&image);
+        Ok((plan, pictures))
     }
 
-    /// The rows of a picture, which are encoded unless they are known.
-    fn rows(&self, encoder: &ImageEncoder, picture: &Picture) -> Result<Arc<[f32]>, ImageError> {
-        // Held while it is encoded: those who show the same picture wait for it, and there is one arena.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = picture.name();
-        if let Some(place) = kept.pictures.iter().position(|(known, _)| *known == name)
-            && let Some(found) = kept.pictures.remove(place)
-        {
-            let rows = Arc::clone(&found.1);
-            kept.pictures.push_back(found);
-            return Ok(rows);
-        }
-        let rows = self.encode(encoder, picture)?;
-        kept.encoded += 1;
-        if kept.pictures.len() == Self::KEPT {
-            kept.pictures.pop_front();
-        }
-        kept.pictures.push_back((name, Arc::clone(&rows)));
-        Ok(rows)
-    }
-
-    fn encode(&self, encoder: &ImageEncoder, picture: &Picture) -> Result<Arc<[f32]>, ImageError> {
-        let grid = encoder.shape().grid(picture.size());
-        let limits = encoder.shape().limits(grid);
-        let bytes = arena_bytes(encoder, limits);
+    /// Memory of requests, where there is an account of it.
+    fn take(&self, bytes: usize) -> Result<Option<HeldMemory>, ImageError> {
         let memory = self.memory.as_ref();
-        let _held = memory.map(|it| it.try_take(bytes)).transpose()?;
-        let arena = encoder.arena(limits).map_err(|_| OutOfMemory { bytes })?;
-        let mut scratch = Scratch::new(encoder.program(), arena)?;
-        let cpu = Cpu::new(self.cpu).map_err(|error| ImageError::Cpu(error.to_string()))?;
-        let rows = encoder.encode(&cpu, (picture.pixels(), grid), &mut scratch)?;
-        Ok(rows.into())
+        Ok(memory.map(|it| it.try_take(bytes)).transpose()?)
     }
+
+    /// The rows of pictures of these patches each, which are encoded unless they are known.
+    fn rows(
+        &self,
+        encoder: &ImageEncoder,
+        patches: Grid,
+        pictures: &[Picture],
+    ) -> Result<Vec<Arc<[f32]>>, ImageError> {
+        // Held while they are encoded: those who show the same wait for them, and there is one arena.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = Self::KEPT * (encoder.shape().most_tiles().count() + 1);
+        let mut pass = None;
+        let rows = pictures.iter().map(|picture| {
+            if let Some(rows) = kept.find(picture.name()) {
+                return Ok(rows);
+            }
+            let (cpu, scratch, _) = match &mut pass {
+                Some(pass) => pass,
+                None => pass.insert(self.begin(encoder, patches)?),
+            };
+            let rows = encoder.encode(cpu, (picture.pixels(), patches), scratch)?;
+            let rows: Arc<[f32]> = rows.into();
+            kept.keep(picture.name(), Arc::clone(&rows), most);
+            Ok(rows)
+        });
+        rows.collect()
+    }
+
+    /// What passes over pictures of these patches take.
+    fn begin(
+        &self,
+        encoder: &ImageEncoder,
+        patches: Grid,
+    ) -> Result<(Cpu, Scratch, Option<HeldMemory>), ImageError> {
+        let limits = encoder.shape().limits(patches);
+        let bytes = arena_bytes(encoder, limits);
+        let held = self.take(bytes)?;
+        let arena = encoder.arena(limits).map_err(|_| OutOfMemory { bytes })?;
+        let scratch = Scratch::new(encoder.program(), arena)?;
+        let cpu = Cpu::new(self.cpu).map_err(|error| ImageError::Cpu(error.to_string()))?;
+        Ok((cpu, scratch, held))
+    }
+}
+
+/// Pixels of the width and of the height that a file says.
+fn size_of_file(header: &Header) -> [usize; 2] {
+    [header.width, header.height].map(|side| side as usize)
 }
 
 /// The images whose tokens are among `tokens`, all of which are computed, so that their rows are of no use any more: what comes
@@ -242,7 +392,8 @@ pub(crate) fn memory_for(encoder: &ImageEncoder) -> u64 {
     /// Pixels of a photograph as most phones take them.
     const PHOTOGRAPH: u64 = 12_000_000;
     let shape = encoder.shape();
-    let rows = shape.most_tokens() * shape.rows.row_width() * size_of::<f32>();
+    let picture = shape.most_tokens() * shape.rows.row_width() * size_of::<f32>();
+    let rows = picture.saturating_mul(shape.most_tiles().count() + 1);
     let kept = rows.saturating_mul(Eyes::KEPT) as u64;
     kept + (arena_bytes(encoder, shape.most()) as u64).max(PHOTOGRAPH * 16 + (32 << 20))
 }

@@ -51,7 +51,7 @@ pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortene
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
-pub use images::{Eyes, ImageError};
+pub use images::{Eyes, ImageError, ImagePlan};
 pub use lacuna_images::{Format as ImageFormat, Header as ImageHeader, Limits as ImageLimits};
 pub use needs::Needs;
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};

@@ -3,7 +3,7 @@
 //!
 //! Nothing is decoded before its header has been looked at: [`Header::read`] costs the header alone, and says what
 //! decoding takes. A [`Picture`] is what a model sees of an image: two files with the same pixels after preprocessing
-//! are the same picture.
+//! are the same picture. Where a model takes large images in tiles, each tile is a picture ([`Tiling`]).
 //!
 //! ```
 //! use lacuna_images::{Filter, Header, Limits, Picture};
@@ -22,7 +22,9 @@
 mod decode;
 mod picture;
 mod resize;
+mod tiles;
 
 pub use decode::{Error, Format, Header, Image, Limits};
 pub use picture::{FIRST_TOKEN, Name, Picture, pictures_in};
 pub use resize::{Filter, resize};
+pub use tiles::Tiling;

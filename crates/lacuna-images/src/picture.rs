@@ -75,9 +75,13 @@ impl Picture {
     /// When either is none.
     #[must_use]
     pub fn of(image: &Image, size: [usize; 2], filter: Filter) -> Self {
-        let image = resize(image, size, filter);
+        Self::whole(resize(image, size, filter))
+    }
+
+    /// An image as it is.
+    pub(crate) fn whole(image: Image) -> Self {
         let mut hasher = blake3::Hasher::new();
-        for side in size {
+        for side in [image.width(), image.height()] {
             hasher.update(&(side as u64).to_le_bytes());
         }
         let name = Name(*hasher.update(image.pixels()).finalize().as_bytes());

@@ -4,6 +4,8 @@
 //!
 //! Models were trained on what Pillow, or kernels that follow it, made of their images.
 
+use std::f64::consts::PI;
+
 use crate::decode::Image;
 
 /// What pixels around a place count for.
@@ -13,6 +15,8 @@ pub enum Filter {
     Triangle,
     /// Keys's cubic convolution with `a = -0.5`, which Pillow calls bicubic.
     Cubic,
+    /// The sinc function, windowed by one three times as wide, which Pillow calls Lanczos.
+    Lanczos,
 }
 
 impl Filter {
@@ -21,6 +25,7 @@ impl Filter {
         match self {
             Self::Triangle => 1.0,
             Self::Cubic => 2.0,
+            Self::Lanczos => 3.0,
         }
     }
 
@@ -33,8 +38,16 @@ impl Filter {
             Self::Triangle => (1.0 - x).max(0.0),
             Self::Cubic if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
             Self::Cubic if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
-            Self::Cubic => 0.0,
+            Self::Lanczos if x < 3.0 => sinc(x) * sinc(x / 3.0),
+            Self::Cubic | Self::Lanczos => 0.0,
         }
+    }
+}
+
+fn sinc(x: f64) -> f64 {
+    match x {
+        0.0 => 1.0,
+        x => (x * PI).sin() / (x * PI),
     }
 }
 
@@ -143,7 +156,7 @@ mod tests {
     fn an_image_of_its_own_size_stays_as_it_is() {
         let pixels: Vec<u8> = (0..36).map(|value| value * 7).collect();
         let image = Image::new(4, 3, pixels);
-        for filter in [Filter::Triangle, Filter::Cubic] {
+        for filter in [Filter::Triangle, Filter::Cubic, Filter::Lanczos] {
             assert_eq!(resize(&image, [4, 3], filter), image);
         }
     }
@@ -166,7 +179,7 @@ mod tests {
             (to_width, to_height) in (1usize..40, 1usize..40),
         ) {
             let image = Image::new(width, height, color.repeat(width * height));
-            for filter in [Filter::Triangle, Filter::Cubic] {
+            for filter in [Filter::Triangle, Filter::Cubic, Filter::Lanczos] {
                 let resized = resize(&image, [to_width, to_height], filter);
                 prop_assert_eq!(resized.pixels(), color.repeat(to_width * to_height));
             }

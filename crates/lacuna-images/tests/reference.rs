@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use lacuna_images::{Error, Filter, Format, Header, Image, Limits, Picture, resize};
+use lacuna_images::{Error, Filter, Format, Header, Image, Limits, Picture, Tiling, resize};
 use proptest::prelude::*;
 use serde::Deserialize;
 
@@ -112,6 +112,60 @@ fn preprocessing_to_other_sizes_is_the_references_to_one_in_255() {
                 false => 1,
             };
             assert!(error <= most, "{name}, bounds {index}: {error}");
+        }
+    }
+    assert!(rest.is_empty());
+}
+
+#[derive(Deserialize)]
+struct Cut {
+    side: usize,
+    resized: [usize; 2],
+    stretched: [usize; 2],
+    rows: usize,
+    columns: usize,
+    /// Which of the references has made them.
+    by: Vec<String>,
+}
+
+#[test]
+fn tiles_are_those_of_pillow_to_one_in_255() {
+    let text = String::from_utf8(file("tiles.json")).expect("UTF-8");
+    let cut: BTreeMap<String, Cut> = serde_json::from_str(&text).expect("valid JSON");
+    let mut names: Vec<&String> = cut.keys().collect();
+    names.sort_by_key(|name| text.find(&format!("\"{name}\"")));
+    let pixels = file("tiles.u8");
+    let mut rest = &pixels[..];
+    for name in names {
+        let Cut {
+            side,
+            resized,
+            stretched,
+            rows,
+            columns,
+            ref by,
+        } = cut[name];
+        let tiling = Tiling {
+            resized,
+            stretched: Some(stretched),
+            side,
+            seen: side,
+            filter: Filter::Lanczos,
+        };
+        let image = decoded(&file(name)).expect(name);
+        let pictures = tiling.pictures(&image);
+        assert_eq!(pictures.len(), rows * columns + 1, "{name}");
+        for reference in by {
+            let differences = pictures.iter().map(|picture| {
+                let (wanted, tail) = rest.split_at(side * side * 3);
+                rest = tail;
+                worst(picture.pixels(), wanted)
+            });
+            let most = differences.max();
+            println!("{name}: {reference} {most:?}");
+            // torchvision has weights of fewer bits, and rounds three times.
+            let allowed = if reference == "Pillow" { 1 } else { 3 };
+            assert!(most <= Some(allowed), "{name}: {reference}");
         }
     }
     assert!(rest.is_empty());

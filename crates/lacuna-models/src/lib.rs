@@ -41,7 +41,7 @@ pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
 pub use vision::{
-    Blindness, ImageEncoder, ImageProducts, ImageShape, blindness, describe_images,
+    Blindness, ImageEncoder, ImageProducts, ImageShape, ImageTokens, blindness, describe_images,
     describe_images_for, with_images,
 };
 pub use weights::{ExpertCounts, Loading, MakeDevice, NeuronReads, RowReads, with_columns};

@@ -13,7 +13,7 @@ use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::{ImageInput, ModelSpec};
-use crate::vision::{ImageEncoder, image_prompt};
+use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
 use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
@@ -103,8 +103,13 @@ impl Model {
     ///
     /// # Errors
     /// [`LoadError::Config`] for a projector of another model, and a model that takes no images.
-    pub fn with_images(self, encoder: ImageEncoder) -> Result<Self, LoadError> {
+    pub fn with_images(mut self, encoder: ImageEncoder) -> Result<Self, LoadError> {
         encoder.check_decoder(&self.spec)?;
+        if self.spec.images.is_none() {
+            // Its tensors are the same: rows of images take the places of others.
+            self.spec.images = encoder.spec().images;
+            self.program = Program::new(&self.spec);
+        }
         Ok(Self {
             images: Some(encoder),
             ..self
@@ -128,15 +133,15 @@ impl Model {
         }
     }
 
-    /// Puts `images`, each so many numbers that stand for it, in their places among the tokens of a rendered
-    /// conversation. Returns the positions of each.
+    /// Puts the tokens of `images` in their places among those of a rendered conversation. Returns the positions of each
+    /// picture, image by image.
     ///
     /// # Errors
     /// [`PromptError::NoImages`] and [`PromptError::ImageCount`].
     pub fn place_images(
         &self,
         tokens: &mut Vec<u32>,
-        images: &[Vec<u32>],
+        images: &[ImageTokens],
     ) -> Result<Vec<Range<usize>>, PromptError> {
         match (&self.images, &self.spec.images) {
             (Some(_), Some(input)) => {

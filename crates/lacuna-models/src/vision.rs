@@ -3,6 +3,8 @@
 
 pub(crate) mod image_prompt;
 
+pub use image_prompt::ImageTokens;
+
 use std::path::{Path, PathBuf};
 
 use lacuna_kernels::Cpu;
@@ -14,7 +16,7 @@ use crate::model::Model;
 use crate::plan::{ArenaPlan, PlanError, WeightPlan};
 use crate::program::Program;
 use crate::scratch::{BatchLimits, Scratch};
-use crate::spec::{Grid, ImageRows, ImageTooLong, ModelSpec, OutputSpec, Patches};
+use crate::spec::{Grid, ImageRows, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes};
 use crate::weights::{Loading, Weights};
 use lacuna_files::ModelFiles;
 
@@ -67,7 +69,19 @@ impl ImageShape {
         patches.merged(self.rows.merged)
     }
 
-    /// Tokens of an image at most.
+    /// How an image of so many pixels of width and of height is cut into several pictures, where images are.
+    #[must_use]
+    pub fn tiled(&self, size: [usize; 2]) -> Option<TiledSizes> {
+        self.patches.tiled(size)
+    }
+
+    /// The most tiles that an image has beside the whole, or none where images are not cut.
+    #[must_use]
+    pub const fn most_tiles(&self) -> Grid {
+        self.patches.most_tiles()
+    }
+
+    /// Tokens of a picture at most.
     #[must_use]
     pub const fn most_tokens(&self) -> usize {
         self.rows.most(&self.patches)
@@ -121,9 +135,6 @@ pub fn describe_images_for(
         check_decoder(&found, spec)?;
         return Ok(Some(found));
     }
-    if spec.images.is_none() {
-        return Ok(None);
-    }
     if let Some(own) = describe_images(files)? {
         return Ok(Some(own));
     }
@@ -164,18 +175,21 @@ pub enum Blindness {
 /// # Errors
 /// [`LoadError`] for a file that cannot be read.
 pub fn blindness(model: &Model) -> Result<Option<Blindness>, LoadError> {
-    if model.images().is_some() || model.spec().images.is_none() {
+    if model.images().is_some() {
         return Ok(None);
     }
     Ok(match &model.files().projectors_beside()[..] {
         [] => None,
         [path] => {
             let fits = projector_beside(path, model.spec())?;
-            fits.err().map(|reason| Blindness::Projector {
+            // Of a model that nothing says to take images a file beside it is no news.
+            let fits = fits.err().filter(|_| model.spec().images.is_some());
+            fits.map(|reason| Blindness::Projector {
                 path: path.clone(),
                 reason,
             })
         }
+        _ if model.spec().images.is_none() => None,
         several => Some(Blindness::Several {
             count: several.len(),
         }),
@@ -183,37 +197,57 @@ pub fn blindness(model: &Model) -> Result<Option<Blindness>, LoadError> {
 }
 
 /// The projector at `path`, or why it is none for a decoder of `spec`: folders have files of several models.
+///
+/// # Errors
+/// [`LoadError`] for a file that cannot be read, of a decoder that is known to take images.
 fn projector_beside(
     path: &Path,
     spec: &ModelSpec,
 ) -> Result<Result<ModelFiles, ConfigError>, LoadError> {
-    let files = ModelFiles::open(path)?;
-    let found = match describe_images(&files) {
-        Ok(found) => found.ok_or_else(|| no_encoder(path)),
-        Err(LoadError::Config(reason)) => Err(reason),
-        Err(error) => return Err(error),
+    let read = || -> Result<ModelFiles, LoadError> {
+        let files = ModelFiles::open(path)?;
+        let found = describe_images(&files)?.ok_or_else(|| no_encoder(path))?;
+        check_decoder(&found, spec)?;
+        Ok(files)
     };
-    Ok(found
-        .and_then(|found| check_decoder(&found, spec))
-        .map(|()| files))
+    match read() {
+        Ok(files) => Ok(Ok(files)),
+        Err(LoadError::Config(reason)) => Ok(Err(reason)),
+        // It need not have anything to do with the model.
+        Err(_) if spec.images.is_none() => Ok(Err(no_encoder(path))),
+        Err(error) => Err(error),
+    }
 }
 
 fn no_encoder(path: &Path) -> ConfigError {
     ConfigError::Unsupported {
         feature: format!("{}, which has no encoder of images", path.display()),
-        supported: "an mmproj file of Gemma 3 or of one of Qwen's vision models is",
+        supported: "an mmproj file of Gemma 3, SmolVLM or one of Qwen's vision models is",
     }
 }
 
 /// Whether rows of the encoder `images` fit a decoder of `spec`, which takes rows of images.
 fn check_decoder(images: &ModelSpec, spec: &ModelSpec) -> Result<(), ConfigError> {
     let width = ImageShape::of(images).map_or(0, |shape| shape.rows.row_width());
-    match spec.image_row_width() {
+    let input = images.images;
+    // A decoder that says what it takes, or one that is silent and of a family that the encoder is made for.
+    let wanted = match (spec.image_row_width(), input) {
+        (Some(_), Some(input)) if spec.images != Some(input) => None,
+        (Some(wanted), _) => Some(wanted),
+        (None, input) => {
+            let made_for = input.is_some_and(|input| input.silent.contains(&spec.family));
+            made_for.then_some(spec.hidden)
+        }
+    };
+    match wanted {
         Some(wanted) if width == wanted => Ok(()),
         Some(hidden) => Err(ConfigError::Projector { width, hidden }),
         None => Err(ConfigError::Unsupported {
-            feature: format!("images for a model of the family {}", spec.family),
-            supported: "Gemma 3 and Qwen's vision models take them",
+            feature: format!(
+                "images of the encoder {} for a model of the family {}",
+                images.family, spec.family
+            ),
+            supported: "one that was made for it is",
         }),
     }
 }
@@ -229,9 +263,6 @@ pub fn with_images(model: Model, projector: Option<&Path>) -> Result<Model, Load
         describe_images_for(model.files(), model.spec(), projector)?;
         let encoder = ImageEncoder::load(ModelFiles::open(path)?)?;
         return model.with_images(encoder.ok_or_else(|| no_encoder(path))?);
-    }
-    if model.spec().images.is_none() {
-        return Ok(model);
     }
     if let Some(encoder) = ImageEncoder::load(model.files().clone())? {
         return model.with_images(encoder);

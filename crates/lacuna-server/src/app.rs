@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::extract::FromRef;
 use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Request};
 use lacuna_kv::folder::{SessionId, SessionName};
-use lacuna_models::{ImageEncoder, ImageShape, Model, Shown};
+use lacuna_models::{Model, Shown};
 use lacuna_pages::return_freed_memory;
 use lacuna_text::reply::{Effort, Reader};
 use lacuna_text::template::{Message, TemplateError};
@@ -413,11 +413,9 @@ impl App {
         tokens: &mut Vec<u32>,
         images: &[Image],
     ) -> Result<(), ApiError> {
-        let shape = self.model().images().map(ImageEncoder::shape);
-        let most = shape.map_or(0, ImageShape::most_tokens);
         let places = images.iter().map(|image| match image {
-            Image::File(file) => Ok(vec![0; self.eyes.tokens(file)?]),
-            Image::Address { .. } => Ok(vec![0; most]),
+            Image::File(file) => self.eyes.stand_ins(file),
+            Image::Address { .. } => self.eyes.most_stand_ins(),
         });
         let places = places.collect::<Result<Vec<_>, ImageError>>()?;
         self.model().place_images(tokens, &places)?;

@@ -157,6 +157,18 @@ pub(super) fn merge(from: &[f32], to: &mut [f32], columns: usize, merged: usize,
     }
 }
 
+/// The rows of squares of `merged` by `merged` of `from`, which are of a grid of so many columns, one behind another.
+pub(super) fn join(from: &[f32], to: &mut [f32], columns: usize, merged: usize, width: usize) {
+    let squares = columns / merged;
+    for (index, to) in to.chunks_exact_mut(merged * width).enumerate() {
+        // A row of a square is one piece in either.
+        let (square, row) = (index / merged, index % merged);
+        let top = square / squares * merged + row;
+        let first = (top * columns + square % squares * merged) * width;
+        to.copy_from_slice(&from[first..first + merged * width]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,11 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn squares_become_their_means() {
+    fn squares_become_their_means_or_are_joined() {
         let from: Vec<f32> = (0..16).map(|value| value as f32).collect();
         let mut to = [f32::NAN; 4];
         merge(&from, &mut to, 4, 2, 1);
         assert_eq!(to, [2.5, 4.5, 10.5, 12.5]);
+        let mut joined = [f32::NAN; 16];
+        join(&from, &mut joined, 4, 2, 1);
+        assert_eq!(joined[..8], [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);
+        assert_eq!(joined[8..12], [8.0, 9.0, 12.0, 13.0]);
         let mut whole = [f32::NAN; 2];
         merge(&from[..8], &mut whole, 2, 2, 2);
         assert_eq!(whole, [3.0, 4.0]);

@@ -15,7 +15,7 @@ use lacuna_kernels::{
 };
 use lacuna_kv::{Layer, Side};
 
-use super::image::{ImageBatch, merge};
+use super::image::{ImageBatch, join, merge};
 use super::pooling::{normalize, pool};
 use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
@@ -97,13 +97,19 @@ impl Pass<'_, '_> {
                 from,
                 to,
                 merged,
+                joined,
                 width,
             } => {
                 let columns = self.image().grid().columns;
                 let (squares, patches) = (self.size.logit_rows, self.size.tokens);
                 let [from, to] = self.scratch.slots([from, to]);
                 let from = first(from, patches * width);
-                merge(from, first(to, squares * width), columns, merged, width);
+                if joined {
+                    let to = first(to, squares * merged * merged * width);
+                    join(from, to, columns, merged, width);
+                } else {
+                    merge(from, first(to, squares * width), columns, merged, width);
+                }
             }
             Op::OrderSquares {
                 from,

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use super::experts;
 use super::facts::{Facts, Key};
+use super::idefics3;
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, Gate, Gated, LayerSpec, LogitsSpec, Mask,
@@ -30,10 +31,18 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden = facts.required(Key::new("embedding_length", "hidden_size|n_embd"))?;
     let count = facts.layers()?.min(LAYERS_READ);
-    let query_heads = facts.required(Key::new(
-        "attention.head_count",
-        "num_attention_heads|n_head",
-    ))?;
+    let heads = Key::new("attention.head_count", "num_attention_heads|n_head");
+    let query_heads = match facts.get(heads)? {
+        Some(heads) => heads,
+        // Folders of SmolVLM leave out what `transformers` takes for a Llama.
+        None if facts
+            .class()
+            .is_some_and(|it| idefics3::CLASSES.contains(&it)) =>
+        {
+            32
+        }
+        None => facts.required(heads)?,
+    };
     let kv_heads = facts.per_layer(
         Key::new("attention.head_count_kv", "num_key_value_heads"),
         count,

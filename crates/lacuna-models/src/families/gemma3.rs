@@ -17,6 +17,7 @@ pub(crate) const FAMILY: Family = Family {
 
 /// Each stands on lines of its own.
 const IMAGES: ImageInput = ImageInput {
+    silent: &[],
     attention: ImageAttention::WholeImage,
     deepstack: 0,
     prompt: ImagePrompt {

@@ -1,11 +1,11 @@
 //! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi, and Mixtral, whose
-//! GGUF files say that they are Llama with experts.
+//! GGUF files say that they are Llama with experts, and the decoders of Idefics 3 and SmolVLM.
 
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::{ALL, decoder, windows};
 use super::experts::{self, give_experts};
-use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens, idefics3};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
 
@@ -15,6 +15,8 @@ pub(crate) const FAMILY: Family = Family {
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "MixtralForCausalLM",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
     ],
     spec,
     naming: Naming {
@@ -34,6 +36,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     // The converter permutes the rows of queries and keys.
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
     windows(&mut spec, facts, ALL)?;
+    let sees = facts.class().map(|class| idefics3::CLASSES.contains(&class));
+    if sees == Some(true) {
+        spec.images = Some(idefics3::IMAGES);
+    }
     let count: Option<usize> = facts.get(experts::COUNT)?;
     if count.is_some_and(|count| count > 0) {
         let experts = experts::experts(facts, &mut spec)?;

@@ -8,6 +8,7 @@ mod decoder;
 mod encoder;
 mod experts;
 mod facts;
+mod idefics3;
 mod names;
 mod qwen_vision;
 mod sentence_transformers;

@@ -116,6 +116,7 @@ const GGUF_PARTS: &[(&str, &str)] = &[
 /// Qwen 3 VL's, which Qwen 3.5 has too.
 pub(super) static QWEN_3: Encoder = Encoder {
     family: &QWEN,
+    older: None,
     projectors: &["qwen3vl_merger"],
     classes: &[
         "Qwen3VLForConditionalGeneration",
@@ -129,6 +130,7 @@ pub(super) static QWEN_3: Encoder = Encoder {
 /// Qwen 2.5 VL's.
 pub(super) static QWEN_2_5: Encoder = Encoder {
     family: &OLDER,
+    older: None,
     projectors: &["qwen2.5vl_merger"],
     classes: &["Qwen2_5_VLForConditionalGeneration"],
     gguf: |metadata, rows_of| of_gguf(Kind::TwoAndAHalf, metadata, rows_of),
@@ -138,6 +140,7 @@ pub(super) static QWEN_2_5: Encoder = Encoder {
 /// Qwen 2 VL's.
 pub(super) static QWEN_2: Encoder = Encoder {
     family: &OLDEST,
+    older: None,
     projectors: &["qwen2vl_merger"],
     classes: &["Qwen2VLForConditionalGeneration"],
     gguf: |metadata, rows_of| of_gguf(Kind::Two, metadata, rows_of),
@@ -184,6 +187,7 @@ pub(super) fn give_images(
     };
     rope.axes = axes(sections);
     spec.images = Some(ImageInput {
+        silent: &[],
         attention: ImageAttention::Causal,
         deepstack,
         prompt: PROMPT,

@@ -17,7 +17,18 @@ use crate::spec::{
 use lacuna_files::gguf;
 use lacuna_files::huggingface::Folder;
 
-pub(super) static SIGLIP: Family = Family {
+pub(super) static SIGLIP: Family = USUAL;
+
+/// The same in older GGUF files.
+static OLDER: Family = Family {
+    naming: Naming {
+        gguf: OLDER_GGUF,
+        ..USUAL.naming
+    },
+    ..USUAL
+};
+
+const USUAL: Family = Family {
     name: "siglip",
     classes: &[],
     spec,
@@ -43,12 +54,7 @@ pub(super) static SIGLIP: Family = Family {
                 "multi_modal_projector.mm_input_projection_weight",
             ),
         ],
-        gguf: &[
-            ("attn_norm", "ln1"),
-            ("attn_output", "attn_out"),
-            ("ffn_norm", "ln2"),
-            ("output_norm", "post_ln"),
-        ],
+        gguf: GGUF,
         gguf_inside: Some("v."),
         bare: &["mm.input_projection"],
         layers: "vision_tower.vision_model.encoder.layers",
@@ -82,9 +88,28 @@ pub(super) static SIGLIP: Family = Family {
     }],
 };
 
+/// What GGUF files call parts of encoders otherwise than those of decoders.
+pub(super) const GGUF: &[(&str, &str)] = &[
+    ("attn_norm", "ln1"),
+    ("attn_output", "attn_out"),
+    ("ffn_norm", "ln2"),
+    ("output_norm", "post_ln"),
+];
+
+/// The same where feed-forward matrices have each other's names.
+pub(super) const OLDER_GGUF: &[(&str, &str)] = &[
+    ("attn_norm", "ln1"),
+    ("attn_output", "attn_out"),
+    ("ffn_norm", "ln2"),
+    ("output_norm", "post_ln"),
+    ("ffn_up", "ffn_down"),
+    ("ffn_down", "ffn_up"),
+];
+
 /// Gemma 3's.
 pub(super) static ENCODER: Encoder = Encoder {
     family: &SIGLIP,
+    older: Some(&OLDER),
     projectors: &["gemma3"],
     classes: &["Gemma3ForConditionalGeneration"],
     gguf: from_gguf,
@@ -190,7 +215,7 @@ impl Tower {
 }
 
 /// The layers; what is before and behind them is for [`Tower::spec`] to say.
-fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden: usize = facts.required(Key::new("vision.embedding_length", "hidden_size"))?;
     let heads = facts.required(Key::new(
         "vision.attention.head_count",

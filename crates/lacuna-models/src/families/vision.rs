@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{Description, Family, Spelling, qwen_vision, siglip};
+use super::{Description, Family, Spelling, idefics3, qwen_vision, siglip};
 use crate::error::ConfigError;
-use crate::spec::ModelSpec;
+use crate::spec::{FeedForward, ModelSpec};
 use crate::weights;
 use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
@@ -18,6 +18,9 @@ pub(super) type RowsOf<'a> = &'a dyn Fn(&str) -> Option<usize>;
 pub(super) struct Encoder {
     /// What it is called in reports, and how its tensors are.
     pub(super) family: &'static Family,
+    /// The same where GGUF files have the feed-forward matrices under each other's names, as converters of before
+    /// May 2025 wrote them.
+    pub(super) older: Option<&'static Family>,
     /// Types of projectors that GGUF files have with it.
     pub(super) projectors: &'static [&'static str],
     /// Classes of models that have it.
@@ -29,8 +32,9 @@ pub(super) struct Encoder {
 }
 
 /// All kinds.
-static ENCODERS: [&Encoder; 4] = [
+static ENCODERS: [&Encoder; 5] = [
     &siglip::ENCODER,
+    &idefics3::ENCODER,
     &qwen_vision::QWEN_3,
     &qwen_vision::QWEN_2_5,
     &qwen_vision::QWEN_2,
@@ -68,13 +72,13 @@ pub(crate) fn describe_gguf(
 }
 
 fn described(found: Found) -> Result<Option<Description>, ConfigError> {
-    let Some((encoder, spelling, spec)) = found else {
+    let Some((family, spelling, spec)) = found else {
         return Ok(None);
     };
     spec.validate()?;
     Ok(Some(Description {
         spec,
-        family: encoder.family,
+        family,
         spelling,
     }))
 }
@@ -85,7 +89,7 @@ fn has_one(files: &ModelFiles) -> bool {
     tensors.any(|tensor| weights::is_of_images(tensor.name))
 }
 
-type Found = Option<(&'static Encoder, Spelling, ModelSpec)>;
+type Found = Option<(&'static Family, Spelling, ModelSpec)>;
 
 fn of_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<Found, ConfigError> {
     if metadata.get::<&str>("general.architecture")? != Some(KEYS) {
@@ -99,11 +103,25 @@ fn of_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<Found, Conf
     let Some(encoder) = ENCODERS.iter().find(|it| it.projectors.contains(&kind)) else {
         return Err(ConfigError::Unsupported {
             feature: format!("a projector of the type {kind}"),
-            supported: "gemma3, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
+            supported: "gemma3, idefics3, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
         });
     };
     let spec = (encoder.gguf)(metadata, rows_of)?;
-    Ok(Some((encoder, Spelling::Gguf, spec)))
+    let older = encoder.older.filter(|_| is_swapped(rows_of, &spec));
+    let family = older.unwrap_or(encoder.family);
+    Ok(Some((family, Spelling::Gguf, spec)))
+}
+
+/// Whether the matrix that is called the last of a feed-forward block is as long as its first.
+fn is_swapped(rows_of: RowsOf<'_>, spec: &ModelSpec) -> bool {
+    let first = spec.layers.first().map(|layer| layer.feed_forward);
+    match first {
+        Some(FeedForward::Plain(block)) => {
+            let rows = rows_of("v.blk.0.ffn_down.weight");
+            rows == Some(block.inner) && block.inner != spec.hidden
+        }
+        _ => false,
+    }
 }
 
 fn of_folder(folder: &Folder) -> Result<Found, ConfigError> {
@@ -112,7 +130,7 @@ fn of_folder(folder: &Folder) -> Result<Found, ConfigError> {
         return Ok(None);
     };
     let spec = (encoder.folder)(folder)?;
-    Ok(spec.map(|spec| (*encoder, Spelling::HuggingFace, spec)))
+    Ok(spec.map(|spec| (encoder.family, Spelling::HuggingFace, spec)))
 }
 
 /// What a folder says of its model's encoder, if it says something.
@@ -132,7 +150,16 @@ pub(super) fn vision_config(folder: &Folder) -> Result<Option<Config>, ConfigErr
 
 /// What a folder says of how images are made ready.
 pub(super) fn preprocessing(folder: &Folder) -> Result<Map<String, Value>, ConfigError> {
-    Ok(folder.json("preprocessor_config.json")?.unwrap_or_default())
+    if let Some(own) = folder.json("preprocessor_config.json")? {
+        return Ok(own);
+    }
+    // Newer ones say it along with what is made of texts.
+    let all: Option<Map<String, Value>> = folder.json("processor_config.json")?;
+    let image = all.and_then(|mut all| all.remove("image_processor"));
+    Ok(match image {
+        Some(Value::Object(image)) => image,
+        _ => Map::new(),
+    })
 }
 
 /// Mean and deviation of pixels where a file does not say them, as `transformers` and llama.cpp have them.

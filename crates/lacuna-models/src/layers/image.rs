@@ -11,6 +11,9 @@ use crate::spec::{
 /// The part that makes rows of a decoder's width, whose matrix files have the other way round.
 pub(crate) const PROJECTION: &str = "mm.input_projection";
 
+/// The part that makes rows of a decoder's width of joined rows of patches.
+const JOINED_PROJECTION: &str = "mm.model.fc";
+
 /// The part that makes rows of patches.
 pub(crate) const PATCHES: &str = "patch_embd";
 /// The same of a second frame, as GGUF has it.
@@ -168,6 +171,10 @@ impl Stream<'_> {
                 self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
                 self.mean_rows(rows, norm_epsilon, program)
             }
+            Merge::Joined => {
+                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+                self.joined_rows(rows, program)
+            }
             Merge::SideBySide => {
                 self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
                 let part = self.merged(self.hidden, rows, &MERGER, program);
@@ -227,6 +234,25 @@ impl Stream<'_> {
         output
     }
 
+    /// Products of the rows of squares side by side.
+    fn joined_rows(&self, rows: &ImageRows, program: &mut Builder) -> Slot {
+        let columns = self.spec.hidden * rows.merged * rows.merged;
+        let merged = program.values("merged", Rows::Logits, columns);
+        program.push(Op::MergePatches {
+            from: self.hidden,
+            to: merged,
+            merged: rows.merged,
+            joined: true,
+            width: self.spec.hidden,
+        });
+        program.step("project-image");
+        let output = program.values("image-rows", Rows::Logits, rows.width);
+        let matrix = program.matrix(JOINED_PROJECTION, rows.width, columns, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(merged, "merged-blocks", Rows::Logits, columns, outputs);
+        output
+    }
+
     /// Products of means of squares.
     fn mean_rows(&self, rows: &ImageRows, norm_epsilon: f32, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
@@ -235,6 +261,7 @@ impl Stream<'_> {
             from: self.hidden,
             to: merged,
             merged: rows.merged,
+            joined: false,
             width: hidden,
         });
         let name = ("mm.soft_emb_norm", "weight");

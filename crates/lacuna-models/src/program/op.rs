@@ -73,14 +73,16 @@ pub enum Op {
         /// Elements of a part.
         width: usize,
     },
-    /// The mean of each square of patches.
+    /// The mean of each square of patches, or all of them one behind another.
     MergePatches {
         /// `[patches, width]`
         from: Slot,
-        /// `[rows, width]`
+        /// `[rows, width]`, or `[rows, merged * merged * width]` where they are joined.
         to: Slot,
         /// Patches of a square's side.
         merged: usize,
+        /// Whether they are joined.
+        joined: bool,
         /// Elements of a row.
         width: usize,
     },

@@ -1,5 +1,7 @@
 //! What is particular to models that see: how an image becomes rows, and how a decoder takes them.
 
+use super::tiles::{TiledSizes, Tiling};
+
 /// Rows and columns: of an image's patches, or of the tokens that stand for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grid {
@@ -10,6 +12,12 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// No cells.
+    pub const NONE: Self = Self {
+        rows: 0,
+        columns: 0,
+    };
+
     /// As many rows as columns.
     #[must_use]
     pub const fn square(side: usize) -> Self {
@@ -138,6 +146,8 @@ pub enum ImageSize {
         /// Pixels at most.
         most_pixels: usize,
     },
+    /// That of tiles, each of which is a picture of its own.
+    Tiles(Tiling),
 }
 
 /// How pixels of another size are made of those of an image, as Pillow does it.
@@ -147,6 +157,21 @@ pub enum Resampling {
     Bilinear,
     /// Its `BICUBIC`.
     Bicubic,
+    /// Its `LANCZOS`.
+    Lanczos,
+}
+
+impl Resampling {
+    /// The one that Pillow has this number for, if it is one of these.
+    #[must_use]
+    pub const fn of_pillow(number: usize) -> Option<Self> {
+        match number {
+            1 => Some(Self::Lanczos),
+            2 => Some(Self::Bilinear),
+            3 => Some(Self::Bicubic),
+            _ => None,
+        }
+    }
 }
 
 /// An image that is too long for its width, or too high.
@@ -201,6 +226,7 @@ impl Patches {
     pub const fn most(&self) -> usize {
         match self.size {
             ImageSize::Square { per_side } => per_side * per_side,
+            ImageSize::Tiles(tiling) => tiling.grid(self.pixels).count(),
             ImageSize::Own { most_pixels, .. } => most_pixels / (self.pixels * self.pixels),
         }
     }
@@ -212,6 +238,7 @@ impl Patches {
     pub fn fit(&self, [width, height]: [usize; 2]) -> Result<[usize; 2], ImageTooLong> {
         match self.size {
             ImageSize::Square { per_side } => Ok([per_side * self.pixels; 2]),
+            ImageSize::Tiles(tiling) => Ok([tiling.grid(self.pixels).rows * self.pixels; 2]),
             ImageSize::Own {
                 square,
                 least_pixels,
@@ -224,6 +251,24 @@ impl Patches {
                 let bounds = [least_pixels, most_pixels];
                 Ok(fit([width, height], square * self.pixels, bounds))
             }
+        }
+    }
+
+    /// How an image of so many pixels of width and of height is cut into several pictures, where images are.
+    #[must_use]
+    pub fn tiled(&self, size: [usize; 2]) -> Option<TiledSizes> {
+        match self.size {
+            ImageSize::Tiles(tiling) => Some(tiling.sizes(size)),
+            ImageSize::Square { .. } | ImageSize::Own { .. } => None,
+        }
+    }
+
+    /// The most tiles that an image has, or none where images are not cut.
+    #[must_use]
+    pub const fn most_tiles(&self) -> Grid {
+        match self.size {
+            ImageSize::Tiles(tiling) => tiling.most(),
+            ImageSize::Square { .. } | ImageSize::Own { .. } => Grid::NONE,
         }
     }
 
@@ -241,6 +286,10 @@ impl Patches {
     pub const fn takes(&self, grid: Grid) -> bool {
         match self.size {
             ImageSize::Square { per_side } => grid.rows == per_side && grid.columns == per_side,
+            ImageSize::Tiles(tiling) => {
+                let whole = tiling.grid(self.pixels);
+                grid.rows == whole.rows && grid.columns == whole.columns
+            }
             ImageSize::Own { square, .. } => {
                 let Some(count) = grid.rows.checked_mul(grid.columns) else {
                     return false;
@@ -316,6 +365,8 @@ pub enum Merge {
     /// Its patches are normed and go side by side through two products with GELU between. Those of further parts are normed
     /// side by side (Qwen).
     SideBySide,
+    /// Its patches are normed and multiplied with a matrix side by side (Idefics 3, which calls it pixel shuffle).
+    Joined,
 }
 
 /// A layer whose rows become a part of an image's.
@@ -348,6 +399,7 @@ impl ImageRows {
     pub const fn most(&self, patches: &Patches) -> usize {
         match patches.size {
             ImageSize::Square { per_side } => Grid::square(per_side).merged(self.merged).count(),
+            ImageSize::Tiles(tiling) => tiling.grid(patches.pixels).merged(self.merged).count(),
             ImageSize::Own { .. } => patches.most() / (self.merged * self.merged),
         }
     }
@@ -356,6 +408,8 @@ impl ImageRows {
 /// How rows of images come into a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageInput {
+    /// Families of decoders whose own files may say nothing of images: what an encoder is made for says it then.
+    pub silent: &'static [&'static str],
     /// How tokens of images see one another.
     pub attention: ImageAttention,
     /// Parts of a row that are added to what the first layers have made of it, one after each of them, behind the part that
@@ -393,6 +447,28 @@ pub enum ImagePlace {
     Between([&'static str; 2]),
     /// In the place of this one.
     Instead(&'static str),
+    /// In the place of this one too, each of its pictures with marks of its own.
+    Tiles {
+        /// What stands for a picture among these marks, and for an image in a template.
+        mark: &'static str,
+        /// What is written beside.
+        marks: TileMarks,
+    },
+}
+
+/// What is written beside the pictures of an image that is cut into tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TileMarks {
+    /// Before a tile: around and between the numbers of its row and of its column, which count from 1.
+    pub tile: [&'static str; 3],
+    /// Behind a row of tiles.
+    pub row_end: &'static str,
+    /// Before the whole where there are tiles.
+    pub before_whole: &'static str,
+    /// Before the whole where it is all there is.
+    pub before_alone: &'static str,
+    /// Behind the whole.
+    pub end: &'static str,
 }
 
 #[cfg(test)]

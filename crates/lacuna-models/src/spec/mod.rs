@@ -14,6 +14,7 @@ mod recurrence;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod tiles;
 mod validate;
 
 use lacuna_kernels::AttentionShape;
@@ -25,7 +26,7 @@ use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec,
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
 pub use image::{
     Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
-    ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap, Windows,
+    ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap, TileMarks, Windows,
 };
 pub use latent::Latent;
 pub use recurrence::{
@@ -33,6 +34,7 @@ pub use recurrence::{
     TimeStepLimits,
 };
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeAxes, RopeScaling, Yarn};
+pub use tiles::{TiledSizes, Tiling};
 pub(crate) use validate::rope_table;
 
 /// Shape and constants of one model: a decoder, an encoder whose output is pooled, or one of images.
@@ -52,7 +54,8 @@ pub struct ModelSpec {
     pub embedding_scale: Option<f32>,
     /// What the first layer reads instead of such rows: patches of an image.
     pub patches: Option<Patches>,
-    /// How rows of images stand in the places of tokens' own, where they may.
+    /// How rows of images stand in the places of tokens' own, where they may; of an encoder of images, how they do in the
+    /// decoder that it is made for.
     pub images: Option<ImageInput>,
     /// What is added to them.
     pub learned_input: Option<LearnedInput>,

@@ -6,6 +6,7 @@ use super::{
     AltUp, Attention, FeedForward, Gated, ImageRows, ImageSize, Laurel, LayerSpec, LearnedInput,
     LearnedPlaces, LearnedPositions, Mask, Merge, ModelSpec, OutputSpec, PatchOrder, Patches,
     PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope, RopeAxes, RopeScaling,
+    Tiling,
 };
 use crate::error::ConfigError;
 
@@ -121,6 +122,7 @@ impl ModelSpec {
             ImageSize::Square { per_side } => per_side,
             // All images are whole squares then.
             ImageSize::Own { square, .. } => square,
+            ImageSize::Tiles(tiling) => self::tiling(&tiling, patches.pixels)?,
         };
         in_range("patches of a side", per_side, Patches::MOST_PER_SIDE)?;
         if let ImageSize::Own {
@@ -194,6 +196,10 @@ impl ModelSpec {
                 positive("norm_epsilon of an image's rows", f64::from(norm_epsilon))
             }
             Merge::SideBySide => Ok(()),
+            Merge::Joined => {
+                let joined = self.hidden.saturating_mul(rows.merged * rows.merged);
+                in_range("elements of merged patches", joined, limit::FEED_FORWARD)
+            }
         }
     }
 
@@ -472,6 +478,26 @@ fn finite(field: &'static str, value: f64) -> Result<(), ConfigError> {
     match value.is_finite() {
         true => Ok(()),
         false => Err(ConfigError::NotFinite { field, value }),
+    }
+}
+
+/// Patches of the side of a tile, of so many pixels each.
+fn tiling(tiling: &Tiling, patch_pixels: usize) -> Result<usize, ConfigError> {
+    let most = Patches::MOST_PER_SIDE * Patches::MOST_PIXELS;
+    in_range("pixels of a tile", tiling.side, most)?;
+    in_range(
+        "pixels of an image's longer side",
+        tiling.longest_edge,
+        most,
+    )?;
+    let tiles = tiling.most().rows;
+    match tiles <= Tiling::MOST_PER_SIDE {
+        true => Ok(tiling.side / patch_pixels),
+        false => Err(ConfigError::OutOfRange {
+            field: "tiles of a side",
+            value: tiles,
+            limit: Tiling::MOST_PER_SIDE,
+        }),
     }
 }
 

@@ -49,6 +49,8 @@ enum Prefix {
     Inside,
     /// `language_model.model.layers`
     Around,
+    /// `model.text_model.layers`
+    Beside,
     /// `layers`
     Bare,
     /// Of parts that see, with or without a name inside of theirs and one around them:
@@ -71,7 +73,13 @@ impl Prefix {
         let part = if sees { PATCHES } else { "token_embd" };
         let name = TensorName { layer: None, part };
         let embedding = naming.full(description.spelling, name, "weight");
-        let prefixes = [Self::None, Self::Inside, Self::Around, Self::Bare];
+        let prefixes = [
+            Self::None,
+            Self::Inside,
+            Self::Around,
+            Self::Beside,
+            Self::Bare,
+        ];
         let of_images = [(true, false), (false, false), (true, true), (false, true)];
         let of_images = of_images.map(|(inside, around)| Self::Images { inside, around });
         let of_images = of_images.into_iter().filter(|_| sees);
@@ -94,6 +102,10 @@ impl Prefix {
                 None => name,
             },
             Self::Around => format!("language_model.{name}"),
+            Self::Beside => match name.strip_prefix("model.") {
+                Some(rest) => format!("model.text_model.{rest}"),
+                None => name,
+            },
             Self::Bare => match name.strip_prefix("model.") {
                 Some(rest) => rest.to_owned(),
                 None => name,
@@ -135,12 +147,13 @@ const BESIDE_MODEL: [&str; 2] = ["classifier.", "head."];
 
 /// What names of the parts that see and hear, or foretell more than one token, begin with, in files that
 /// hold them beside a model of language.
-const OUTSIDE: [&str; 8] = [
+const OUTSIDE: [&str; 9] = [
     "mtp.",
     "visual.",
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
+    "connector.",
     "audio_tower.",
     "embed_vision.",
     "embed_audio.",
@@ -155,9 +168,14 @@ pub(crate) fn is_outside(name: &str) -> bool {
 /// Whether a tensor of this name belongs to what makes rows of images.
 pub(crate) fn is_of_images(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    ["vision_tower.", "multi_modal_projector.", "visual."]
-        .iter()
-        .any(|part| name.starts_with(part))
+    let parts = [
+        "vision_tower.",
+        "vision_model.",
+        "multi_modal_projector.",
+        "connector.",
+        "visual.",
+    ];
+    parts.iter().any(|part| name.starts_with(part))
 }
 
 /// What names have in them of the part that makes one row of an image, which decoders do not read.

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use lacuna::ModelSpec;
 use lacuna::plan::ArenaPlan;
-use lacuna_engine::{ImageFormat, ImageHeader, ImageLimits};
+use lacuna_engine::{ImageFormat, ImageHeader, ImageLimits, ImagePlan};
 use lacuna_kv::Geometry;
 use lacuna_models::ImageShape;
 use lacuna_models::program::Program;
@@ -31,8 +31,11 @@ pub(super) struct Image {
     pub(super) height: u32,
     /// Memory at most until it is a picture as the encoder takes it.
     pub(super) preprocessing_bytes: u64,
-    /// Memory for the pass over it.
+    /// Memory for the pass over one of its pictures.
     pub(super) arena_bytes: usize,
+    /// That it becomes: several where it is cut into tiles, each a pass of the encoder.
+    pub(super) pictures: usize,
+    /// Of all pictures.
     pub(super) patches: usize,
     pub(super) tokens: usize,
     pub(super) kv_bytes: usize,
@@ -46,17 +49,17 @@ impl Images {
         let image = |given: &String| -> Result<Image> {
             let header = header(given)?;
             let size = [header.width, header.height].map(|side| side as usize);
-            let size = shape.fit(size)?;
-            let patches = shape.grid(size);
-            let tokens = shape.tokens(patches).count();
-            let arena = ArenaPlan::new(&program, shape.limits(patches))?;
+            let plan = ImagePlan::new(&shape, size)?;
+            let tokens = plan.pictures() * plan.tokens.count();
+            let arena = ArenaPlan::new(&program, shape.limits(plan.patches))?;
             Ok(Image {
                 image: given.clone(),
                 width: header.width,
                 height: header.height,
-                preprocessing_bytes: header.preprocessing_bytes(size),
+                preprocessing_bytes: plan.preprocessing_bytes(&header),
                 arena_bytes: arena.bytes(),
-                patches: patches.count(),
+                pictures: plan.pictures(),
+                patches: plan.pictures() * plan.patches.count(),
                 tokens,
                 kv_bytes: tokens * kv.bytes_per_token(),
             })

@@ -47,7 +47,7 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
 fn images(out: &mut dyn Write, planned: &Images) -> io::Result<()> {
     writeln!(
         out,
-        "\nimages: {} takes one arena of {} while it encodes each; {} and {} of KV for all",
+        "\nimages: {} takes one arena of {} while it encodes each picture; {} and {} of KV for all",
         planned.encoder,
         size(planned.arena_bytes as u64),
         count(planned.tokens, "token"),
@@ -55,16 +55,17 @@ fn images(out: &mut dyn Write, planned: &Images) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "  {:<24}{:>14}{:>15}{:>9}{:>8}{:>12}",
-        "image", "pixels", "preprocessing", "patches", "tokens", "KV"
+        "  {:<24}{:>14}{:>15}{:>10}{:>9}{:>8}{:>12}",
+        "image", "pixels", "preprocessing", "pictures", "patches", "tokens", "KV"
     )?;
     for image in &planned.images {
         writeln!(
             out,
-            "  {:<24}{:>14}{:>15}{:>9}{:>8}{:>12}",
+            "  {:<24}{:>14}{:>15}{:>10}{:>9}{:>8}{:>12}",
             image.image,
             format!("{} x {}", image.width, image.height),
             size(image.preprocessing_bytes),
+            image.pictures,
             image.patches,
             image.tokens,
             size(image.kv_bytes as u64)
