@@ -22,7 +22,11 @@ struct Fixture {
     name: &'static str,
     /// What its template writes for an image.
     marks: &'static [u32],
-    /// Tokens of the largest image.
+    /// Tokens before those of a picture where that is.
+    before: usize,
+    /// Pictures that each of the first images is.
+    pictures: [u64; 3],
+    /// Tokens of the largest picture.
     tokens: usize,
     /// The least step that a prompt with it can be computed by.
     step: usize,
@@ -32,6 +36,8 @@ struct Fixture {
 const GEMMA: Fixture = Fixture {
     name: "gemma3",
     marks: &[4, 5],
+    before: 1,
+    pictures: [1; 3],
     tokens: 4,
     step: 4,
 };
@@ -40,11 +46,23 @@ const GEMMA: Fixture = Fixture {
 const QWEN: Fixture = Fixture {
     name: "qwen3-vl",
     marks: &[3, 5, 4],
+    before: 2,
+    pictures: [1; 3],
     tokens: 16,
     step: 1,
 };
 
-const BOTH: [Fixture; 2] = [GEMMA, QWEN];
+/// With images in tiles, each a picture between marks of its own: in the place of `<image>`.
+const IDEFICS: Fixture = Fixture {
+    name: "idefics3",
+    marks: &[4],
+    before: 2,
+    pictures: [3, 3, 5],
+    tokens: 4,
+    step: 1,
+};
+
+const ALL: [Fixture; 3] = [GEMMA, QWEN, IDEFICS];
 
 impl Fixture {
     fn folder(self) -> PathBuf {
@@ -111,7 +129,7 @@ fn answer(mut stream: Stream) -> (Vec<u32>, usize) {
 
 #[test]
 fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_alone() {
-    BOTH.into_iter().for_each(shown_by_many_at_once);
+    ALL.into_iter().for_each(shown_by_many_at_once);
 }
 
 fn shown_by_many_at_once(fixture: Fixture) {
@@ -135,7 +153,8 @@ fn shown_by_many_at_once(fixture: Fixture) {
             answer(stream.expect("taken")).0
         })
         .collect();
-    assert_eq!(eyes.encoded(), 2);
+    let pictures = fixture.pictures[..2].iter().sum::<u64>();
+    assert_eq!(eyes.encoded(), pictures);
     let service = Service::start(model, config()).expect("a service");
     let fresh = Eyes::new(service.handle().model().clone(), CpuConfig::default(), None);
     let streams: Vec<Stream> = std::thread::scope(|scope| {
@@ -147,14 +166,14 @@ fn shown_by_many_at_once(fixture: Fixture) {
         let asked = asked.into_iter().map(|it| it.join().expect("no panic"));
         asked.map(|stream| stream.expect("taken")).collect()
     });
-    assert_eq!(fresh.encoded(), 2, "each picture once");
+    assert_eq!(fresh.encoded(), pictures, "each picture once");
     let together: Vec<_> = streams.into_iter().map(|stream| answer(stream).0).collect();
     assert_eq!(together, alone);
 }
 
 #[test]
 fn computed_images_are_found_again_by_their_pixels() {
-    BOTH.into_iter().for_each(found_again);
+    ALL.into_iter().for_each(found_again);
 }
 
 fn found_again(fixture: Fixture) {
@@ -176,14 +195,14 @@ fn found_again(fixture: Fixture) {
     assert_eq!(again, first);
     let (_, other) = ask(&[1, 1, 2]);
     assert!(found >= other, "{found} of the same, {other} of another");
-    let before = 70 + fixture.marks.len() - 1;
+    let before = 70 + fixture.before;
     assert!(other <= before, "no token of another picture: {other}");
-    assert_eq!(eyes.encoded(), 3);
+    assert_eq!(eyes.encoded(), fixture.pictures.iter().sum::<u64>());
 }
 
 #[test]
 fn a_session_sees_what_a_service_does_from_both_kinds_of_files() {
-    BOTH.into_iter().for_each(session_and_service);
+    ALL.into_iter().for_each(session_and_service);
 }
 
 fn session_and_service(fixture: Fixture) {
@@ -230,7 +249,7 @@ fn generated(engine: &mut Engine, session: &mut Session) -> Vec<u32> {
 /// What comes behind an image depends on how many rows and columns it had, though nobody shows it again.
 #[test]
 fn forks_and_saved_sessions_go_on_behind_images_as_the_session_would() {
-    for fixture in BOTH {
+    for fixture in ALL {
         let mut engine = engine(fixture, "hf", 64);
         let eyes = Eyes::new(fixture.model("hf"), CpuConfig::default(), None);
         let request = fixture.prompt(&eyes, &[9, 11, 12], &[1, 0]);
@@ -260,7 +279,7 @@ fn forks_and_saved_sessions_go_on_behind_images_as_the_session_would() {
 
 #[test]
 fn what_cannot_be_seen_is_refused_and_holds_nothing() {
-    BOTH.into_iter().for_each(refused);
+    ALL.into_iter().for_each(refused);
 }
 
 fn refused(fixture: Fixture) {
@@ -360,4 +379,25 @@ fn images_of_shapes_that_nobody_has_are_refused_by_their_headers() {
         let grid = shape.grid(fitted);
         assert!(grid.count() <= shape.most().tokens, "{size:?}: {grid:?}");
     }
+}
+
+/// Each of the tiles that a long image is made to is looked at; its size is what takes memory.
+#[test]
+fn long_images_are_as_many_tiles_as_others_and_vast_ones_take_memory() {
+    let memory = RequestMemory::new(ByteLength::mebibytes(64));
+    let model = IDEFICS.model("hf");
+    let eyes = Eyes::new(model, CpuConfig::default(), Some(memory.clone()));
+    let show = |size| {
+        let file = claiming(IDEFICS.image(0), size);
+        eyes.show(&mut IDEFICS.marks.to_vec(), &[file])
+    };
+    // There are not as many pixels: it ends too early.
+    assert!(matches!(show([1, 20_000]), Err(ImageError::File(_))));
+    let vast = show([7000, 7000]).expect_err("more than there is memory for");
+    assert!(matches!(vast, ImageError::Memory(_)), "{vast}");
+    let mut long = IDEFICS.marks.to_vec();
+    // A pixel wide and 120 high, which becomes two tiles.
+    let shown = eyes.show(&mut long, &[IDEFICS.image(3)]).expect("small");
+    assert_eq!(shown.len(), 3);
+    assert_eq!(memory.status().held, ByteLength::new(0));
 }
