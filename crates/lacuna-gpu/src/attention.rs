@@ -25,10 +25,10 @@ pub(crate) fn state_words(shape: &AttentionShape, partitions: usize) -> u64 {
     (shape.query_heads * partitions * (shape.value_dim + 2)) as u64
 }
 
-/// Partitions that one token sees at most in a context of `rows` rows.
-pub(crate) fn most_partitions(shape: &AttentionShape, rows: usize) -> usize {
+/// Partitions that one token sees at most in a context of `rows` rows, where it sees up to `ahead` rows behind its own.
+pub(crate) fn most_partitions(shape: &AttentionShape, rows: usize, ahead: usize) -> usize {
     let seen = match shape.mask {
-        Mask::Window(most) | Mask::Chunk(most) => rows.min(most.get()),
+        Mask::Window(most) | Mask::Chunk(most) => rows.min(most.get().saturating_add(ahead)),
         _ => rows,
     };
     // However the rows lie, they touch one partition more than they fill.
@@ -40,12 +40,14 @@ const SIDE_BY_SIDE: usize = 64;
 /// The most words for that, 32 MiB, unless one token takes more.
 const MOST_STATE_WORDS: u64 = 8 << 20;
 
-/// Words that partial results of attention in `program` get for batches up to `limits`.
-pub(crate) fn room(program: &Program, limits: BatchLimits) -> u64 {
+/// Words that partial results of attention in `program` get for batches up to `limits`;
+/// with `whole_images`, tokens of an image see all of it, which is no longer than a batch.
+pub(crate) fn room(program: &Program, limits: BatchLimits, whole_images: bool) -> u64 {
+    let ahead = if whole_images { limits.tokens } else { 0 };
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
     let words = ops.map(|op| match op {
         Op::Attend { shape, .. } => {
-            let one = state_words(shape, most_partitions(shape, limits.context_tokens));
+            let one = state_words(shape, most_partitions(shape, limits.context_tokens, ahead));
             let some = one * limits.tokens.min(SIDE_BY_SIDE) as u64;
             some.min(MOST_STATE_WORDS).max(one)
         }
@@ -65,19 +67,34 @@ struct Group {
     states: u64,
 }
 
-/// What a segment of a pass is to attention.
+/// What a segment of a pass, or a part of one, is to attention.
 struct Sight<'a> {
     shape: &'a AttentionShape,
     /// The position of its first token.
     position: usize,
     tokens: usize,
+    /// Whether each token sees the rows of all of them.
+    whole: bool,
 }
 
 impl Sight<'_> {
+    /// Behind the last row that any of `tokens` sees.
+    fn end(&self, tokens: &Range<usize>) -> usize {
+        self.position + if self.whole { self.tokens } else { tokens.end }
+    }
+
+    /// What kernels are told of that.
+    fn ahead(&self) -> u32 {
+        match self.whole {
+            true => number(self.position + self.tokens),
+            false => 0,
+        }
+    }
+
     /// The partitions that `tokens` see.
     fn partitions(&self, tokens: &Range<usize>) -> Range<usize> {
         let first = self.shape.mask.first_row(self.position + tokens.start);
-        let last = self.position + tokens.end - 1;
+        let last = self.end(tokens) - 1;
         first / PARTITION..last / PARTITION + 1
     }
 
@@ -98,6 +115,21 @@ impl Sight<'_> {
             states: used,
         })
     }
+}
+
+/// The tokens of a segment in runs: those of images that see all of theirs, and those between.
+fn runs(segment: &Segment<'_>, whole_images: bool) -> impl Iterator<Item = (Range<usize>, bool)> {
+    let end = segment.tokens.len();
+    let shown = segment.shown().filter(move |_| whole_images);
+    let images = shown.map(|(tokens, _)| (tokens, true));
+    let mut start = 0;
+    let last = (end..end, false);
+    let runs = images.chain([last]).flat_map(move |(tokens, whole)| {
+        let between = (start..tokens.start, false);
+        start = tokens.end;
+        [between, (tokens, whole)]
+    });
+    runs.filter(|(tokens, _)| !tokens.is_empty())
 }
 
 impl<'a> Pass<'a> {
@@ -122,36 +154,46 @@ impl<'a> Pass<'a> {
         };
         let (layer, to) = (Layer(layer), (output, quantized));
         let sinks = sinks.map_or(NONE, |sinks| self.weights.vector(sinks));
+        let (heads, key_width) = (shape.query_heads, shape.query_heads * shape.head_dim);
+        self.transform((layer, Side::Key), (queries, key_width), segments)?;
         let words = self.room.state_words;
         let mut waiting: Vec<(Merge, usize)> = Vec::new();
         let (mut used, mut before) = (0, 0);
         for segment in segments {
-            let sight = Sight {
-                shape,
-                position: segment.sequence.len(),
-                tokens: segment.tokens.len(),
-            };
-            let mut start = 0;
-            while start < sight.tokens {
-                let Some(group) = sight.group(start, used, words) else {
-                    assert!(
-                        used > 0,
-                        "states have room for a token: the model was refused else"
-                    );
-                    self.merge(shape, &mut waiting)?;
-                    used = 0;
-                    continue;
+            for (tokens, whole) in runs(segment, self.whole_images) {
+                let sight = Sight {
+                    shape,
+                    position: segment.sequence.len() + tokens.start,
+                    tokens: tokens.len(),
+                    whole,
                 };
-                self.attend_group(layer, &sight, &group, (queries, before), segment)?;
-                let count = group.tokens.len();
-                used += state_words(shape, group.partitions.len()) * count as u64;
-                let merge = self.merging(&sight, &group, to, before);
-                waiting.push((Merge { sinks, ..merge }, count));
-                start = group.tokens.end;
+                let mut start = 0;
+                while start < sight.tokens {
+                    let Some(group) = sight.group(start, used, words) else {
+                        assert!(
+                            used > 0,
+                            "states have room for a token: the model was refused else"
+                        );
+                        self.merge(shape, &mut waiting)?;
+                        used = 0;
+                        continue;
+                    };
+                    self.attend_group(layer, &sight, &group, (queries, before), segment)?;
+                    let count = group.tokens.len();
+                    used += state_words(shape, group.partitions.len()) * count as u64;
+                    let merge = self.merging(&sight, &group, to, before);
+                    waiting.push((Merge { sinks, ..merge }, count));
+                    start = group.tokens.end;
+                }
+                before += sight.tokens;
             }
-            before += sight.tokens;
         }
-        self.merge(shape, &mut waiting)
+        self.merge(shape, &mut waiting)?;
+        self.transform(
+            (layer, Side::Value),
+            (output, heads * shape.value_dim),
+            segments,
+        )
     }
 
     /// The partitions of one group, in windows of rows where a sequence is longer than what a kernel is shown.
@@ -167,7 +209,7 @@ impl<'a> Pass<'a> {
         let sides = Side::BOTH.map(|side| device_rows(segment, layer, side));
         let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
         let held = segment.sequence.first_held(layer);
-        let end = sight.position + group.tokens.end;
+        let end = sight.end(&group.tokens);
         for partitions in self.shown_at_once(&sides, &group.partitions) {
             let first_row = held.max(partitions.start * PARTITION);
             let rows = first_row..end.min(partitions.end * PARTITION);
@@ -197,6 +239,7 @@ impl<'a> Pass<'a> {
                 value_skip: values.skip / 4,
                 value_stride: number(value.row_stride / 4),
                 elements: key_code + 4 * value_code,
+                ahead: sight.ahead(),
             };
             let windows = [self.activations(), keys.bound, values.bound, Bound::Unused];
             let grid = [
@@ -204,8 +247,12 @@ impl<'a> Pass<'a> {
                 number(partitions.len()),
                 number(group.tokens.len()),
             ];
-            let kernels = self.kernels;
-            self.dispatch(&kernels.attend, windows, &constants, grid)?;
+            let in_blocks = [key, value].iter().any(|it| it.element.block_len() > 1);
+            let kernel = match in_blocks {
+                true => &self.kernels.blocks().attend,
+                false => &self.kernels.attend,
+            };
+            self.dispatch(kernel, windows, &constants, grid)?;
         }
         Ok(())
     }
@@ -265,6 +312,7 @@ impl<'a> Pass<'a> {
             bytes: quantized.map_or(NONE, |to| to.bytes),
             scales: quantized.map_or(NONE, |to| to.scales),
             sums: quantized.map_or(NONE, |to| to.sums),
+            ahead: sight.ahead(),
             sinks: NONE,
         }
     }

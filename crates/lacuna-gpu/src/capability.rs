@@ -1,12 +1,14 @@
 //! What the device can do. Pure: a model is gone through before a byte of it is brought anywhere.
 
+use std::num::NonZeroUsize;
+
 use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{Geometry, KvPolicy, Side, ValueRows};
 use lacuna_models::program::{Lookup, Op, Step};
 use lacuna_models::spec::{Activation, Gating, Mask};
 use lacuna_models::{ExecutorError, Model};
 
-use crate::kernels::{MOST_EXPERTS, MOST_STATE_ROWS, products};
+use crate::kernels::{HADAMARD_ELEMENTS, MOST_EXPERTS, MOST_STATE_ROWS, products};
 
 /// What the kernels call an element type of KV rows.
 pub(crate) fn element_code(element: ElementType) -> Option<u32> {
@@ -14,6 +16,7 @@ pub(crate) fn element_code(element: ElementType) -> Option<u32> {
         ElementType::F32 => Some(0),
         ElementType::F16 => Some(1),
         ElementType::Bf16 => Some(2),
+        ElementType::Q8_0 => Some(3),
         _ => None,
     }
 }
@@ -61,8 +64,8 @@ pub(crate) fn check_kv(
         return refused(format!("by the policy `{policy}`"));
     }
     for (layer, rows) in geometry.own_rows() {
-        if rows.values == ValueRows::InKeys {
-            return refused(format!("with values in the keys of layer {}", layer.0));
+        if rows.values == ValueRows::InKeys && rows.kv_heads > 1 {
+            return refused(format!("with values in several keys of layer {}", layer.0));
         }
         for side in Side::BOTH {
             let (element, head) = (geometry.element(side), rows.head_dim(side));
@@ -73,9 +76,21 @@ pub(crate) fn check_kv(
             if !element.bytes(head).is_multiple_of(4) {
                 return refused(format!("with heads of {head} elements of type {element}"));
             }
+            let block = geometry.rotation(layer, side).map_or(0, NonZeroUsize::get);
+            if block > HADAMARD_ELEMENTS as usize {
+                return refused(format!(
+                    "with heads that are transformed in {block} elements"
+                ));
+            }
         }
     }
     Ok(())
+}
+
+/// Whether rows of images can be put in the places of tokens: those of models whose images are laid out in rows and columns have
+/// parts for further layers too.
+pub(crate) fn takes_images(model: &Model) -> bool {
+    model.spec().position_axes() == 1
 }
 
 /// Whether the device can run all of a model's program.
@@ -86,10 +101,10 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
             what: "weights that are read for each pass",
         });
     }
-    if model.images().is_some() {
+    if model.images().is_some() && !takes_images(model) {
         return Err(ExecutorError::Setting {
             device: device.to_owned(),
-            what: "images",
+            what: "images that have several numbers for a position",
         });
     }
     let program = model.program();
@@ -172,6 +187,9 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::Positions { .. }
         | Op::Rotations { .. }
         | Op::Rotate { .. }
+        | Op::PlaceImages { .. }
+        | Op::Store { .. }
+        | Op::RouteToAll { .. }
         | Op::Norm { .. }
         | Op::BiasedNorm { .. }
         | Op::Add { .. }
@@ -190,16 +208,11 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::CombineExperts { .. }
         | Op::Choose { .. }
         | Op::CheckFinite { .. }
-        // Without an encoder there are no images, and nothing is to be done.
-        | Op::PlaceImages { .. }
+        // Of images that are not taken; without any nothing is to be done.
         | Op::AddImages { .. }
         | Op::Return { .. } => None,
         Op::Product { function, .. } => function.and_then(unknown),
         Op::Apply { function, .. } => unknown(*function),
-        Op::Store { values, .. } => match values {
-            Some(_) => None,
-            None => Some("rows of keys that are values too".to_owned()),
-        },
         Op::Attend { shape, .. } => match mask_code(shape.mask) {
             Some(_) => None,
             None => Some(format!("attention with the mask {:?}", shape.mask)),
@@ -226,4 +239,41 @@ fn name_of(op: &Op) -> String {
     let text = format!("{op:?}");
     let end = text.find([' ', '(', '{']).unwrap_or(text.len());
     text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lacuna_files::ModelFiles;
+
+    use super::*;
+
+    fn checked(path: &str) -> Result<(), ExecutorError> {
+        let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+        let files = ModelFiles::open(&reference.join(path)).expect("the fixture opens");
+        check("card", &Model::load(files).expect("the fixture loads"))
+    }
+
+    #[test]
+    fn operations_that_it_cannot_do_are_named() {
+        let refused = checked("encoders/bert/hf").expect_err("encoders are left to the processor");
+        let ExecutorError::Operation { place, .. } = &refused else {
+            panic!("{refused}")
+        };
+        assert!(place.contains("step"), "{place}");
+        let told = refused.to_string();
+        assert!(
+            told.contains("`card`") && told.contains("`Embed`"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn experts_states_and_latent_rows_are_taken() {
+        for family in ["gpt-oss", "qwen3-next", "deepseek-v3", "gemma3n"] {
+            let taken = checked(&format!("families/{family}/hf"));
+            assert!(taken.is_ok(), "{family}: {taken:?}");
+        }
+    }
 }

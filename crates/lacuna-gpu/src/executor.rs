@@ -20,8 +20,8 @@ use crate::device::VulkanConfig;
 use crate::fused::{Action, quantized_bytes};
 use crate::kernels::{Kernels, PARTITION, PRODUCT_ROWS};
 use crate::pass::{Given, Pass, Room};
-use crate::weights::DeviceWeights;
-use crate::{attention, fused};
+use crate::weights::{DeviceWeights, in_blocks};
+use crate::{attention, capability, fused};
 
 /// What begins behind the slots does at multiples of so many bytes.
 const ALIGNMENT: usize = 64;
@@ -66,7 +66,7 @@ impl VulkanExecutor {
         let compute = queue.compute(4 * input, 4 * logits)?;
         let window = config.window.map_or(u64::MAX, ByteLength::get);
         let window = window.min(compute.largest_window()) / 4 * 4;
-        let actions = fused::actions(&model, plan);
+        let actions = fused::actions(&model, plan, in_blocks(geometry));
         let (room, arena_bytes) = room(&model, plan, &actions);
         let too_long = |what, needed| {
             Err(ExecutorError::Window {
@@ -95,7 +95,11 @@ impl VulkanExecutor {
             return too_long("the state of a layer", state);
         }
         let integer_dot = config.uses_integer_dot(&compute);
-        let kernels = Kernels::new(&compute, &DeviceWeights::wanted(&model), integer_dot)?;
+        let kernels = Kernels::new(
+            &compute,
+            &DeviceWeights::wanted(&model, geometry),
+            integer_dot,
+        )?;
         let weights = DeviceWeights::upload(queue, &model)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {
@@ -159,15 +163,30 @@ impl VulkanExecutor {
                     let elements = rows.len();
                     self.note(output, elements);
                 }
+                Op::PlaceImages { hidden, width } => {
+                    self.given.push(Given::nothing(hidden));
+                    let mut start = 0;
+                    for segment in segments {
+                        for (tokens, rows) in segment.shown() {
+                            self.input.extend_from_slice(rows);
+                            self.note(hidden, rows.len());
+                            if let [.., before, last] = &mut self.given[..] {
+                                (before.more, last.at) = (true, (start + tokens.start) * width);
+                            }
+                        }
+                        start += segment.tokens.len();
+                    }
+                }
                 Op::Temperature {
                     factors,
                     temperature,
                     ..
                 } => {
-                    let positions = self.positions.iter();
+                    let axes = model.spec().position_axes();
+                    let positions = self.positions.iter().step_by(axes);
                     self.input
                         .extend(positions.map(|&position| temperature.factor(position as usize)));
-                    self.note(factors, self.positions.len());
+                    self.note(factors, self.tokens.len());
                 }
                 _ => {}
             }
@@ -177,9 +196,9 @@ impl VulkanExecutor {
     /// The last `elements` of the input are rows of `slot`.
     fn note(&mut self, slot: Slot, elements: usize) {
         self.given.push(Given {
-            slot,
             start: self.input.len() - elements,
             elements,
+            ..Given::nothing(slot)
         });
     }
 
@@ -197,6 +216,7 @@ impl VulkanExecutor {
             window: self.window,
             alignment,
             size,
+            whole_images: sees_whole_images(&self.model),
         };
         pass.run(&self.actions, segments)?;
         let elements = size.logit_rows * self.model.spec().vocabulary;
@@ -211,7 +231,8 @@ impl VulkanExecutor {
 impl Executor for VulkanExecutor {
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
         let size = self.model.check_segments(segments, self.plan.limits())?;
-        if segments.iter().any(|segment| !segment.images.is_empty()) {
+        let shown = segments.iter().any(|segment| !segment.images.is_empty());
+        if shown && !capability::takes_images(&self.model) {
             return Err(ForwardError::NoImages);
         }
         self.give(cpu, segments);
@@ -255,11 +276,17 @@ fn input_elements(model: &Model, limits: BatchLimits) -> usize {
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
     let widths = ops.map(|op| match op {
         Op::Embed { table, .. } => model.columns(*table),
+        Op::PlaceImages { width, .. } => *width,
         Op::Temperature { .. } => 1,
         Op::Rotations { width, .. } => *width,
         _ => 0,
     });
     limits.tokens * widths.sum::<usize>()
+}
+
+/// Whether the tokens of an image see all of it.
+fn sees_whole_images(model: &Model) -> bool {
+    model.spec().keeps_images_whole()
 }
 
 /// What lies behind the slots, and the bytes of all that.
@@ -271,7 +298,7 @@ fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let room = Room {
         blocks: word(blocks),
         states: word(states),
-        state_words: attention::room(model.program(), limits),
+        state_words: attention::room(model.program(), limits, sees_whole_images(model)),
     };
     let bytes = states as u64 + 4 * room.state_words;
     (room, bytes.next_multiple_of(ALIGNMENT as u64))

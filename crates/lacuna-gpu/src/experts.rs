@@ -1,6 +1,7 @@
 //! Mixtures of experts as they are recorded: chosen on the device, so the host never learns which they are.
 //!
-//! Rows of choices lie in the order of tokens and, of one token, of their ranks. Products go through them by expert:
+//! Rows of choices lie in the order of tokens and, of one token, of their ranks; where every token has all experts, expert
+//! by expert. Products go through them by expert:
 //! what workgroups have is found on the device too, and as many are started as there are at most, of which those that
 //! are left over end at once.
 
@@ -9,7 +10,7 @@ use lacuna_models::program::{Op, Slot};
 use lacuna_pages::DeviceError;
 
 use crate::fused::rows_of_token;
-use crate::kernels::{Bands, Combine, FEW_TOKENS, NONE, PRODUCT_TOKENS, Route, TILE};
+use crate::kernels::{Bands, Combine, Every, FEW_TOKENS, NONE, PRODUCT_TOKENS, Route, TILE};
 use crate::pass::{Pass, Shares, grid, number};
 use crate::weights::Together;
 
@@ -128,6 +129,26 @@ impl Pass<'_> {
         };
         let windows = self.only_activations();
         self.dispatch(&experts.bands, windows, &constants, [1, 1, 1])
+    }
+
+    /// Every token has all experts, in order, and rows lie expert by expert.
+    pub(crate) fn route_to_all(
+        &mut self,
+        routing: &Routing,
+        routes: Slot,
+    ) -> Result<(), DeviceError> {
+        let sorted = self.sorted(routes, routing);
+        let constants = Every {
+            tokens: number(self.size.tokens),
+            experts: number(routing.experts),
+            tiles: sorted.tiles,
+            most: number(sorted.most),
+            size: number(size(sorted.are_many)),
+            order: sorted.order,
+        };
+        let threads = number(sorted.most.max(sorted.choices));
+        let (experts, windows) = (self.kernels.experts(), self.only_activations());
+        self.dispatch(&experts.every, windows, &constants, grid(threads))
     }
 
     /// Products of experts' matrices with rows that are quantized here, if any of them is.

@@ -96,7 +96,9 @@ struct Reading {
 }
 
 /// All that is recorded of the program of `model`.
-pub(crate) fn actions(model: &Model, plan: &ArenaPlan) -> Vec<Action> {
+///
+/// With `in_blocks`, KV rows are blocks of bytes, and queries, keys, values and results are transformed by themselves.
+pub(crate) fn actions(model: &Model, plan: &ArenaPlan, in_blocks: bool) -> Vec<Action> {
     let program = model.program();
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
     // Nothing is to be done for these.
@@ -113,6 +115,7 @@ pub(crate) fn actions(model: &Model, plan: &ArenaPlan) -> Vec<Action> {
         ops: ops.filter(|op| !nothing(op)).collect(),
         model,
         plan,
+        in_blocks,
     };
     fusing.all()
 }
@@ -150,6 +153,7 @@ struct Fusing<'a> {
     ops: Vec<&'a Op>,
     model: &'a Model,
     plan: &'a ArenaPlan,
+    in_blocks: bool,
 }
 
 impl Fusing<'_> {
@@ -334,7 +338,7 @@ impl Fusing<'_> {
         };
         let quantized = self.is_only_quantized(*output, at + 1);
         let whole = shape.value_dim.is_multiple_of(BLOCK);
-        (quantized && whole).then(|| Action::Attend(op.clone()))
+        (quantized && whole && !self.in_blocks).then(|| Action::Attend(op.clone()))
     }
 
     /// What is done to the heads of one slot, and of how many operations that is.
@@ -403,6 +407,9 @@ impl Fusing<'_> {
         let Op::Attend { queries, .. } = **self.ops.get(behind + 1)? else {
             return None;
         };
+        if self.in_blocks {
+            return None;
+        }
         let norms = match (query.norm, key.norm) {
             (Some(query), Some(key)) if query.0 == key.0 => Some([query, key]),
             (None, None) => None,
@@ -452,7 +459,7 @@ mod tests {
             Action::Heads(_) => 'h',
             Action::Attend(_) => 'a',
         };
-        actions(&model, &plan).iter().map(letter).collect()
+        actions(&model, &plan, false).iter().map(letter).collect()
     }
 
     fn fixture(path: &str) -> ModelFiles {

@@ -17,9 +17,10 @@ use crate::capability::{activation_code, element_code};
 use crate::experts::Sorted;
 use crate::fused::{Action, Heads, Prepare};
 use crate::kernels::{
-    CLAMPED, Columns, Constants, Elementwise, FEW_TOKENS, Heads as HeadsConstants, Kernels,
-    Magnitude, NONE, Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS,
-    Prepare as PrepareConstants, Product, Quantize, Rotate, Store, THREADS, TILE,
+    CLAMPED, Columns, Constants, Elementwise, FEW_TOKENS, HADAMARD_ELEMENTS, Hadamard,
+    Heads as HeadsConstants, Kernels, Magnitude, NONE, Norm as NormConstants, PRODUCT_ROWS,
+    PRODUCT_TOKENS, Prepare as PrepareConstants, Product, Quantize, Rotate, Store, StoreBlocks,
+    THREADS, TILE,
 };
 use crate::weights::{DeviceWeights, Placed, Together};
 
@@ -47,9 +48,25 @@ enum Elements {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Given {
     pub(crate) slot: Slot,
-    /// In elements.
+    /// Where in the slot it goes, in elements.
+    pub(crate) at: usize,
+    /// In elements of the input.
     pub(crate) start: usize,
     pub(crate) elements: usize,
+    /// Whether what follows is for the same operation.
+    pub(crate) more: bool,
+}
+
+impl Given {
+    pub(crate) fn nothing(slot: Slot) -> Self {
+        Self {
+            slot,
+            at: 0,
+            start: 0,
+            elements: 0,
+            more: false,
+        }
+    }
 }
 
 /// What lies in the arena behind the slots.
@@ -77,6 +94,8 @@ pub(crate) struct Pass<'a> {
     /// What windows begin at multiples of.
     pub(crate) alignment: u64,
     pub(crate) size: PassSize,
+    /// Whether the tokens of an image see all of it.
+    pub(crate) whole_images: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -127,11 +146,10 @@ impl<'a> Pass<'a> {
     fn op(&mut self, op: &Op, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
         match *op {
             // The host has made them.
-            Op::Embed { .. } | Op::Rotations { .. } => return self.take_given(),
-            Op::Positions { .. }
-            | Op::CheckFinite { .. }
-            | Op::PlaceImages { .. }
-            | Op::AddImages { .. } => return Ok(()),
+            Op::Embed { .. } | Op::Rotations { .. } | Op::PlaceImages { .. } => {
+                return self.take_given();
+            }
+            Op::Positions { .. } | Op::CheckFinite { .. } | Op::AddImages { .. } => return Ok(()),
             Op::Norm {
                 norm,
                 weight,
@@ -179,6 +197,10 @@ impl<'a> Pass<'a> {
                 values,
                 width,
             } => {
+                self.transform((Layer(layer), Side::Key), (keys, width), segments)?;
+                if let Some(values) = values {
+                    self.transform((Layer(layer), Side::Value), (values, width), segments)?;
+                }
                 self.store((Layer(layer), Side::Key), keys, width, segments)?;
                 if let Some(values) = values {
                     self.store((Layer(layer), Side::Value), values, width, segments)?;
@@ -186,6 +208,10 @@ impl<'a> Pass<'a> {
             }
             Op::Attend { .. } => return self.attend(op, None, segments),
             Op::Route { .. } => self.route(op)?,
+            Op::RouteToAll {
+                ref routing,
+                routes,
+            } => self.route_to_all(routing, routes)?,
             Op::ExpertProduct { .. } => self.expert_products(op)?,
             Op::CombineExperts { .. } => self.combine_experts(op)?,
             Op::Convolve { .. } => self.convolve(op, segments)?,
@@ -414,13 +440,22 @@ impl<'a> Pass<'a> {
 
     /// Rows that the host gives come to their slot.
     fn take_given(&mut self) -> Result<(), DeviceError> {
-        let Some((next, rest)) = self.given.split_first() else {
-            unreachable!("the host gives what the program asks for")
-        };
-        self.given = rest;
-        if next.elements > 0 {
-            let to = self.part(next.slot, 0, 4 * next.elements);
-            self.recording.take_input(4 * next.start as u64, to)?;
+        let mut taken = 0;
+        loop {
+            let Some((next, rest)) = self.given.split_first() else {
+                unreachable!("the host gives what the program asks for")
+            };
+            self.given = rest;
+            if next.elements > 0 {
+                let to = self.part(next.slot, 4 * next.at, 4 * next.elements);
+                self.recording.take_input(4 * next.start as u64, to)?;
+            }
+            taken += next.elements;
+            if !next.more {
+                break;
+            }
+        }
+        if taken > 0 {
             self.recording.barrier();
         }
         Ok(())
@@ -826,6 +861,26 @@ impl<'a> Pass<'a> {
             let tokens = segment.tokens.len();
             let rows = self.new_rows((layer, side), segment);
             let element = device_rows(segment, layer, side).layout.element;
+            let windows = [
+                self.activations(),
+                rows.shown.bound,
+                Bound::Unused,
+                Bound::Unused,
+            ];
+            let kernels = self.kernels;
+            if element.block_len() > 1 {
+                let count = number(tokens * width / (2 * BLOCK));
+                let constants = StoreBlocks {
+                    source: self.word(slot) + number(start * width),
+                    to: rows.shown.skip / 4,
+                    stride: rows.stride,
+                    width: number(width),
+                    count,
+                };
+                self.dispatch(&kernels.blocks().store, windows, &constants, grid(count))?;
+                start += tokens;
+                continue;
+            }
             let words = element.bytes(width) / 4;
             let count = number(words * tokens);
             let constants = Store {
@@ -837,16 +892,38 @@ impl<'a> Pass<'a> {
                 element: rows.element,
                 count,
             };
-            let windows = [
-                self.activations(),
-                rows.shown.bound,
-                Bound::Unused,
-                Bound::Unused,
-            ];
-            let kernels = self.kernels;
             self.dispatch(&kernels.store, windows, &constants, grid(count))?;
             start += tokens;
         }
+        Ok(())
+    }
+
+    /// Transforms what goes with the rows of one side of a layer as these are, rows to be stored or queries of them, or
+    /// back again what has been made of them: so many elements of each token. Ends with a barrier, if it does anything.
+    pub(crate) fn transform(
+        &mut self,
+        (layer, side): (Layer, Side),
+        (values, width): (Slot, usize),
+        segments: &[Segment<'_>],
+    ) -> Result<(), DeviceError> {
+        // Sequences of one cache have one geometry.
+        let rotation = segments
+            .first()
+            .and_then(|segment| segment.sequence.geometry().rotation(layer, side));
+        let Some(block) = rotation else {
+            return Ok(());
+        };
+        let count = number(self.size.tokens * width);
+        let constants = Hadamard {
+            values: self.word(values),
+            block: number(block.get()),
+            count,
+        };
+        // A workgroup has four elements for each thread.
+        let grid = grid(count.div_ceil(HADAMARD_ELEMENTS / THREADS));
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.blocks().hadamard, windows, &constants, grid)?;
+        self.recording.barrier();
         Ok(())
     }
 

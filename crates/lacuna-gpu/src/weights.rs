@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use lacuna_kernels::{DType, Matrix};
+use lacuna_kv::{Geometry, Side};
 use lacuna_models::program::{ExpertsId, Factor, MatrixId, Op, VectorId};
 use lacuna_models::{ExecutorError, MatrixWeights, Model};
 use lacuna_pages::vulkan::{DeviceMemory, VulkanQueue};
@@ -163,6 +164,12 @@ impl Layout {
     }
 }
 
+/// Whether some KV rows are blocks of bytes.
+pub(crate) fn in_blocks(geometry: &Geometry) -> bool {
+    let element = |side| geometry.element(side).block_len() > 1;
+    Side::BOTH.into_iter().any(element)
+}
+
 /// The vectors that an operation reads.
 fn vectors(op: &Op) -> impl Iterator<Item = VectorId> {
     let two = match *op {
@@ -274,12 +281,13 @@ impl DeviceWeights {
         &self.vectors
     }
 
-    /// The kernels that `model` takes.
-    pub(crate) fn wanted(model: &Model) -> Wanted {
+    /// The kernels that `model` takes with KV rows of `geometry`.
+    pub(crate) fn wanted(model: &Model, geometry: &Geometry) -> Wanted {
         let ops = model.program().steps().iter();
         let mut ops = ops.flat_map(|step| model.program().ops(step));
         let mut wanted = Wanted {
             states: ops.any(|op| matches!(op, Op::Convolve { .. } | Op::Scan { .. })),
+            blocks: in_blocks(geometry),
             ..Wanted::default()
         };
         for (id, placed) in Layout::of(model).matrices {

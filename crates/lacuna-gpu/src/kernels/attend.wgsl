@@ -26,7 +26,8 @@ struct Params {
     key_stride: u32,       // words from row to row
     value_skip: u32,
     value_stride: u32,
-    elements: u32,         // of keys, and those of values times 4. 0: f32, 1: f16, 2: bf16
+    elements: u32,         // of keys, and those of values times 4. 0: f32, 1: f16, 2: bf16, 3: q8_0
+    ahead: u32,            // behind the last row that all tokens see, or 0: each sees those up to its own
 }
 
 var<immediate> p: Params;
@@ -43,50 +44,14 @@ var<workgroup> query: array<f32, MOST>;
 var<workgroup> weights: array<f32, PARTITION>;
 var<workgroup> tree: array<f32, THREADS>;
 
-// Two elements in a word.
-fn pair(word: u32, element: u32) -> vec2<f32> {
-    if element == 1u {
-        return unpack2x16float(word);
+fn capped(score: f32) -> f32 {
+    if p.soft_cap == 0.0 {
+        return score;
     }
-    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
-}
-
-fn score(row: u32, head: u32) -> f32 {
-    let element = p.elements % 4u;
-    let start = p.key_skip + (row - p.first_row) * p.key_stride;
-    var sum = 0.0;
-    if element == 0u {
-        let at = start + head * p.key_dim;
-        for (var i = 0u; i < p.key_dim; i++) {
-            sum += query[i] * bitcast<f32>(keys[at + i]);
-        }
-    } else {
-        let at = start + head * p.key_dim / 2u;
-        for (var i = 0u; i < p.key_dim / 2u; i++) {
-            let two = pair(keys[at + i], element);
-            sum += query[2u * i] * two.x;
-            sum += query[2u * i + 1u] * two.y;
-        }
-    }
-    sum *= p.scale;
-    if p.soft_cap != 0.0 {
-        // tanh by an exponential that does not overflow.
-        let x = sum / p.soft_cap;
-        let power = exp(-2.0 * abs(x));
-        sum = sign(x) * p.soft_cap * ((1.0 - power) / (1.0 + power));
-    }
-    return sum;
-}
-
-fn value(row: u32, head: u32, i: u32) -> f32 {
-    let element = p.elements / 4u;
-    let start = p.value_skip + (row - p.first_row) * p.value_stride;
-    let at = head * p.value_dim + i;
-    if element == 0u {
-        return bitcast<f32>(values[start + at]);
-    }
-    let two = pair(values[start + at / 2u], element);
-    return select(two.x, two.y, at % 2u == 1u);
+    // tanh by an exponential that does not overflow.
+    let x = score / p.soft_cap;
+    let power = exp(-2.0 * abs(x));
+    return sign(x) * p.soft_cap * ((1.0 - power) / (1.0 + power));
 }
 
 @compute @workgroup_size(THREADS)
@@ -98,7 +63,7 @@ fn attend(
     let own = p.position + token;
     let part = p.first_partition + place.y;
     let start = max(first_row(own), part * PARTITION);
-    let end = min(own + 1u, (part + 1u) * PARTITION);
+    let end = min(seen_to(own), (part + 1u) * PARTITION);
     if start >= end {
         return;
     }
@@ -108,10 +73,11 @@ fn attend(
         query[i] = arena[p.queries + (token * p.query_heads + place.x) * p.key_dim + i];
     }
     workgroupBarrier();
+    make_ready(thread);
     // Below every score that is finite.
     var largest = -3.0e38;
     for (var i = thread; i < rows; i += THREADS) {
-        let found = score(start + i, head);
+        let found = capped(score(start + i, head) * p.scale);
         weights[i] = found;
         largest = max(largest, found);
     }

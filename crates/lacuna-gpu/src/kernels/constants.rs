@@ -175,6 +175,7 @@ constants! {
         value_skip: u32,
         value_stride: u32,
         elements: u32,
+        ahead: u32,
     }
 }
 
@@ -195,6 +196,7 @@ constants! {
         bytes: u32,
         scales: u32,
         sums: u32,
+        ahead: u32,
         sinks: u32,
     }
 }
@@ -315,5 +317,27 @@ constants! {
         skip: u32,
         state: u32,
         fresh: u32,
+    }
+}
+
+constants! {
+    /// `store_blocks.wgsl`
+    StoreBlocks { source: u32, to: u32, stride: u32, width: u32, count: u32 }
+}
+
+constants! {
+    /// `hadamard.wgsl`
+    Hadamard { values: u32, block: u32, count: u32 }
+}
+
+constants! {
+    /// `every.wgsl`
+    Every {
+        tokens: u32,
+        experts: u32,
+        tiles: u32,
+        most: u32,
+        size: u32,
+        order: u32,
     }
 }

@@ -16,6 +16,7 @@ struct Params {
     bytes: u32,            // where bytes go, in words, or NONE
     scales: u32,
     sums: u32,
+    ahead: u32,            // as `attend` has it
     sinks: u32,            // where the logit of each head that takes its share begins in `vectors`, or NONE
 }
 
@@ -46,7 +47,7 @@ fn merge(
     if within {
         let own = p.position + token;
         let start = first_row(own) / PARTITION - p.base_partition;
-        let end = own / PARTITION - p.base_partition;
+        let end = (seen_to(own) - 1u) / PARTITION - p.base_partition;
         let size = p.value_dim + 2u;
         let states = p.states + (place.y * p.query_heads + head) * p.partitions * size;
         let left = p.value_dim - element;

@@ -26,8 +26,9 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
 pub(crate) use constants::{
-    Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Heads, Magnitude, Merge,
-    NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan, Store,
+    Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Every, Hadamard, Heads,
+    Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan, Store,
+    StoreBlocks,
 };
 
 /// Threads of a workgroup where each thread has elements of its own.
@@ -48,6 +49,8 @@ pub(crate) const FEW_TOKENS: usize = 16;
 pub(crate) const CLAMPED: u32 = 8;
 /// The most experts that choices are made from.
 pub(crate) const MOST_EXPERTS: usize = 1024;
+/// Elements that a workgroup transforms, and the most of a block.
+pub(crate) const HADAMARD_ELEMENTS: u32 = 512;
 /// The most rows of a head's state.
 pub(crate) const MOST_STATE_ROWS: usize = 256;
 /// Rows of a partition of attention.
@@ -158,7 +161,32 @@ const QUANTIZE: Module = module!(
 const HEADS: Module = module!("heads", c"heads", ["heads.wgsl", "halves.wgsl"]);
 const ROTATE: Module = module!("rotate", c"rotate", ["rotate.wgsl"]);
 const STORE: Module = module!("store", c"store", ["store.wgsl", "halves.wgsl"]);
-const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl", "rows.wgsl"]);
+const ATTEND: Module = module!(
+    "attend",
+    c"attend",
+    [
+        "attend.wgsl",
+        "rows.wgsl",
+        "attend_floats.wgsl",
+        "attend_only_floats.wgsl"
+    ]
+);
+const ATTEND_BLOCKS: Module = dotted!(
+    "attend_blocks",
+    c"attend",
+    [
+        "attend.wgsl",
+        "rows.wgsl",
+        "attend_floats.wgsl",
+        "attend_blocks.wgsl"
+    ]
+);
+const STORE_BLOCKS: Module = module!(
+    "store_blocks",
+    c"store_blocks",
+    ["store_blocks.wgsl", "halves.wgsl"]
+);
+const HADAMARD: Module = module!("hadamard", c"hadamard", ["hadamard.wgsl"]);
 const MERGE: Module = module!(
     "merge",
     c"merge",
@@ -173,6 +201,7 @@ const COLUMNS: Module = module!("columns", c"columns", ["columns.wgsl"]);
 const MAGNITUDE: Module = module!("magnitude", c"magnitude", ["magnitude.wgsl"]);
 const ROUTE: Module = module!("route", c"route", ["route.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
+const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
 const COMBINE: Module = module!("combine", c"combine", ["combine.wgsl"]);
 const CONVOLVE: Module = module!(
     "convolve",
@@ -252,6 +281,8 @@ pub(crate) struct Wanted {
     pub(crate) expert_types: Vec<DType>,
     /// Whether it has layers that keep states.
     pub(crate) states: bool,
+    /// Whether KV rows are blocks of bytes.
+    pub(crate) blocks: bool,
 }
 
 /// The kernels of one model, compiled for its device.
@@ -271,6 +302,7 @@ pub(crate) struct Kernels {
     products: Vec<(DType, Products)>,
     experts: Option<ExpertKernels>,
     states: Option<StateKernels>,
+    blocks: Option<BlockKernels>,
 }
 
 /// The products of a weight type.
@@ -287,8 +319,17 @@ pub(crate) struct Products {
 pub(crate) struct ExpertKernels {
     pub(crate) route: ComputeKernel,
     pub(crate) bands: ComputeKernel,
+    pub(crate) every: ComputeKernel,
     pub(crate) combine: ComputeKernel,
     products: Vec<(DType, Products)>,
+}
+
+/// What KV rows of blocks of bytes take.
+#[derive(Debug)]
+pub(crate) struct BlockKernels {
+    pub(crate) attend: ComputeKernel,
+    pub(crate) store: ComputeKernel,
+    pub(crate) hadamard: ComputeKernel,
 }
 
 /// What models with states take.
@@ -332,11 +373,20 @@ impl Kernels {
             false => Some(ExpertKernels {
                 route: compile(&ROUTE)?,
                 bands: compile(&BANDS)?,
+                every: compile(&EVERY)?,
                 combine: compile(&COMBINE)?,
                 products: products(
                     &wanted.expert_types,
                     [|of| &of.few_of_experts, |of| &of.many_of_experts],
                 )?,
+            }),
+        };
+        let blocks = match wanted.blocks {
+            false => None,
+            true => Some(BlockKernels {
+                attend: compile(&ATTEND_BLOCKS)?,
+                store: compile(&STORE_BLOCKS)?,
+                hadamard: compile(&HADAMARD)?,
             }),
         };
         let states = match wanted.states {
@@ -361,6 +411,7 @@ impl Kernels {
             products: products(&wanted.types, [|of| &of.few, |of| &of.many])?,
             experts,
             states,
+            blocks,
         })
     }
 
@@ -370,6 +421,15 @@ impl Kernels {
     /// For one that the kernels were not compiled with.
     pub(crate) fn products(&self, dtype: DType) -> &Products {
         find(&self.products, dtype)
+    }
+
+    /// What KV rows of blocks of bytes take.
+    ///
+    /// # Panics
+    /// For kernels that were compiled for rows of floats.
+    pub(crate) fn blocks(&self) -> &BlockKernels {
+        let blocks = self.blocks.as_ref();
+        blocks.expect("kernels are compiled for the elements of the cache")
     }
 
     /// What models with states take.

@@ -1,4 +1,4 @@
-// Rows of a sequence as attention divides them, for kernels that have `p.mask` and `p.reach`.
+// Rows of a sequence as attention divides them, for kernels that have `p.mask`, `p.reach` and `p.ahead`.
 
 // Rows of a partition.
 const PARTITION = 256u;
@@ -12,4 +12,9 @@ fn first_row(own: u32) -> u32 {
         return own / p.reach * p.reach;
     }
     return 0u;
+}
+
+// Behind the last row that it sees: its own, or that of the image it is of.
+fn seen_to(own: u32) -> u32 {
+    return select(own + 1u, p.ahead, p.ahead > 0u);
 }

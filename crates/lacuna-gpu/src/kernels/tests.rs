@@ -72,7 +72,11 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
         &MAGNITUDE,
         &ROUTE,
         &BANDS,
+        &EVERY,
         &COMBINE,
+        &ATTEND_BLOCKS,
+        &STORE_BLOCKS,
+        &HADAMARD,
         &CONVOLVE,
         &SCAN,
     ];

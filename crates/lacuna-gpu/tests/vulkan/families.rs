@@ -10,14 +10,7 @@ use lacuna_models::LogitRows;
 use crate::support::{BOUND, OnDevice, OnProcessor, expected, reference, relative_l2, some_tokens};
 
 /// Fixtures that are refused, and what for.
-const REFUSED: [(&str, &str); 6] = [
-    ("deepseek-v2", "values in the keys"),
-    ("deepseek-v2-lite", "values in the keys"),
-    ("deepseek-v3", "values in the keys"),
-    ("gemma3", "operation `PlaceImages`"),
-    ("gemma3-multimodal", "operation `PlaceImages`"),
-    ("glm4-moe-lite", "values in the keys"),
-];
+const REFUSED: [(&str, &str); 0] = [];
 
 /// All that there are fixtures of.
 fn families() -> Vec<String> {

@@ -77,7 +77,7 @@ impl Shown {
 
 impl Segment<'_> {
     /// Which of its tokens are those of images, and their rows.
-    pub(crate) fn shown(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+    pub fn shown(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         let start = self.sequence.len();
         let end = start + self.tokens.len();
         self.images.iter().filter_map(
