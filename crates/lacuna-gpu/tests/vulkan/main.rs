@@ -3,6 +3,8 @@
 
 mod equality;
 mod families;
+mod images;
+mod made;
 mod memory;
 mod processor;
 mod refusals;

@@ -11,7 +11,7 @@ use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
-    BatchLimits, ComputeDevice, Executor, ExecutorError, LogitRows, Model, Scratch, Segment,
+    BatchLimits, ComputeDevice, Executor, ExecutorError, LogitRows, Model, Scratch, Segment, Shown,
 };
 use serde::Deserialize;
 
@@ -129,6 +129,26 @@ impl OnDevice {
         logits
     }
 
+    /// Logits after each of `tokens` in one pass, some of which stand for images.
+    pub(crate) fn extend_shown(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        images: &[Shown],
+    ) -> Vec<f32> {
+        sequence.prepare(tokens.len()).expect("room");
+        let segment = Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::All,
+            images,
+        };
+        let logits = self.executor.forward(&self.cpu.0, &mut [segment]);
+        let logits = logits.expect("valid tokens").to_vec();
+        sequence.accept(tokens.len());
+        logits
+    }
+
     /// A pass over several sequences, which are not accepted.
     pub(crate) fn pass(
         &mut self,
@@ -173,8 +193,11 @@ pub(crate) struct OnProcessor {
 
 impl OnProcessor {
     pub(crate) fn open(path: &str, element: ElementType) -> Self {
+        Self::with(path, KvElements::both(element))
+    }
+
+    pub(crate) fn with(path: &str, elements: KvElements) -> Self {
         let model = load(path);
-        let elements = KvElements::both(element);
         let geometry = model.spec().kv_geometry(elements).expect("whole blocks");
         let scratch = Scratch::new(model.program(), plan(&model, BATCH)).expect("memory");
         Self {
@@ -190,18 +213,32 @@ impl OnProcessor {
     }
 
     fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+        self.extend_shown(sequence, tokens, &[])
+    }
+
+    fn extend_shown(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        images: &[Shown],
+    ) -> Vec<f32> {
         sequence.prepare(tokens.len()).expect("room");
         let segment = Segment {
             tokens,
             sequence,
             logits: LogitRows::All,
-            images: &[],
+            images,
         };
         let (model, scratch) = (&self.model, &mut self.scratch);
         let logits = model.forward(&self.cpu, &mut [segment], scratch);
         let logits = logits.expect("valid tokens").to_vec();
         sequence.accept(tokens.len());
         logits
+    }
+
+    pub(crate) fn logits_shown(&mut self, tokens: &[u32], images: &[Shown]) -> Vec<f32> {
+        let mut sequence = self.sequence();
+        self.extend_shown(&mut sequence, tokens, images)
     }
 
     pub(crate) fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {

@@ -1,0 +1,46 @@
+//! Rows of images in the place of tokens, which see all of their image.
+
+use lacuna_kernels::ElementType;
+use lacuna_models::Shown;
+
+use crate::support::{BOUND, OnDevice, OnProcessor, relative_l2, some_tokens};
+
+const GEMMA: &str = "families/gemma3/hf";
+
+/// Numbers about zero, none alike.
+fn rows(elements: usize) -> Vec<f32> {
+    let number = |index: usize| (index * 37 % 101) as f32 / 50.0 - 1.0;
+    (0..elements).map(number).collect()
+}
+
+fn images(hidden: usize) -> [Shown; 2] {
+    [5..21, 30..46].map(|positions| Shown {
+        rows: rows(positions.len() * hidden).into(),
+        positions,
+    })
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn tokens_of_images_see_all_of_theirs_as_on_the_processor() {
+    let mut device = OnDevice::open(GEMMA, ElementType::F32);
+    let tokens = some_tokens(60, device.vocabulary());
+    let images = images(device.model.spec().hidden);
+    let mut sequence = device.sequence();
+    let found = device.extend_shown(&mut sequence, &tokens, &images);
+    let mut processor = OnProcessor::open(GEMMA, ElementType::F32);
+    let wanted = processor.logits_shown(&tokens, &images);
+    let apart = relative_l2(&found, &wanted);
+    assert!(apart <= BOUND, "{apart:e}");
+    // What they show matters.
+    let without = device.logits(&tokens);
+    assert!(relative_l2(&without, &wanted) > 0.1);
+
+    // Segments that end with an image, or between two.
+    let mut sequence = device.sequence();
+    let mut pieces = Vec::new();
+    for part in [0..5, 5..21, 21..25, 25..60] {
+        pieces.extend(device.extend_shown(&mut sequence, &tokens[part], &images));
+    }
+    assert!(pieces == found, "in pieces");
+}
