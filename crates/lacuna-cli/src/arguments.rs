@@ -97,7 +97,7 @@ pub enum DeviceName {
     /// The processor
     #[default]
     Cpu,
-    /// The best Vulkan device with sparse buffers, a GPU before a software driver: dense decoders so far
+    /// The best Vulkan device with sparse buffers, a GPU before a software driver: decoders with weights of four bits and more
     #[cfg(feature = "vulkan")]
     Vulkan,
 }

@@ -826,7 +826,8 @@ impl Engine {
         })
     }
 
-    /// From now on writes down which experts tokens choose, to `trace`, or to none. Returns what it was before.
+    /// From now on writes down which experts tokens choose, to `trace`, or to none. Returns what it was before. Where
+    /// another device than the processor computes, which does not tell, nothing is written.
     pub fn record_experts(&mut self, trace: Option<TraceWriter>) -> Option<TraceWriter> {
         self.scratch.record(trace)
     }

@@ -118,7 +118,7 @@ pub enum ExecutorError {
     },
     /// KV memory is to be held in a way that the device cannot compute over.
     #[error(
-        "the device `{device}` cannot hold KV memory so: {what}; use the policy `sparse` and f16, bf16 or f32"
+        "the device `{device}` cannot hold KV memory so: {what}; use the policy `sparse` and f16, bf16, f32 or q8_0"
     )]
     Kv {
         /// The device.

@@ -137,18 +137,40 @@ fn a_session_goes_on_where_its_pages_ended() {
     assert_eq!(elsewhere["reused_tokens"], 0, "{elsewhere}");
 }
 
+/// The state of a session is the device's own too.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_session_with_states_goes_on_where_it_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    let model = root.join("families/qwen3.5/model.gguf");
+    let model = model.to_str().expect("UTF-8");
+    let session = ["--session", "notes", "--sessions", path];
+    let say = |prompt: &'static str, more: &[&str]| {
+        let args = ["run", model, "--device", "vulkan", "--temp", "0", "--raw"];
+        json(&[&args[..], &["-p", prompt, "-n", "8", "--json"], more].concat())
+    };
+    let first = say("What is", &session);
+    assert_eq!(first["reused_tokens"], 0);
+    let second = say(" it?", &session);
+    let reused = second["reused_tokens"].as_u64().unwrap_or_default();
+    assert!(reused > 0, "{second}");
+}
+
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn what_it_cannot_do_is_refused_by_name() {
     for (more, what) in [
         (&["--kv", "paged"][..], "by the policy `paged`"),
-        (&["--kv-type", "q8_0"], "elements of type q8_0"),
+        (&["--kv-type", "q4_0"], "elements of type q4_0"),
         (&["--check-finite"], "not finite"),
         (
             &["--weights", "direct", "--budget", "512MiB"],
             "read into memory",
         ),
         (&["--draft-model", "demo"], "a draft model"),
+        (&["--record-experts", "chosen"], "--record-experts"),
     ] {
         let told = refusal(&run(&[&["--device", "vulkan"][..], more].concat()));
         assert!(told.contains(what), "{more:?}: {told}");

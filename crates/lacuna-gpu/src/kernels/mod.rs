@@ -10,7 +10,7 @@
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 84). Products of packed bytes by one instruction are in those
+//!   and constants of at most 128 bytes (the longest has 88). Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
 
 mod constants;

@@ -190,6 +190,11 @@ fn answer(args: &RunArgs) -> Result<()> {
     let sampling = args.sampling.sampling(recommended);
     tell_sampling(&sampling, recommended);
     if let Some(path) = &args.record_experts {
+        if let Some((device, _)) = engine.device() {
+            bail!(
+                "`{device}` does not tell which experts tokens choose; leave out --record-experts, or --device"
+            );
+        }
         let trace = record_experts(path, engine.model())?;
         engine.record_experts(Some(trace));
     }
