@@ -137,25 +137,40 @@ fn a_session_goes_on_where_its_pages_ended() {
     assert_eq!(elsewhere["reused_tokens"], 0, "{elsewhere}");
 }
 
-/// The state of a session is the device's own too.
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
-fn a_session_with_states_goes_on_where_it_ended() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().to_str().expect("UTF-8");
+fn a_session_with_states_goes_on_as_on_the_processor() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
     let model = root.join("families/qwen3.5/model.gguf");
     let model = model.to_str().expect("UTF-8");
-    let session = ["--session", "notes", "--sessions", path];
-    let say = |prompt: &'static str, more: &[&str]| {
-        let args = ["run", model, "--device", "vulkan", "--temp", "0", "--raw"];
-        json(&[&args[..], &["-p", prompt, "-n", "8", "--json"], more].concat())
+    let tokens = |device: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_str().expect("UTF-8");
+        ["hello", "abc"].map(|prompt| {
+            let said = json(&[
+                "run",
+                model,
+                "--device",
+                device,
+                "--session",
+                "notes",
+                "--sessions",
+                path,
+                "--raw",
+                "-p",
+                prompt,
+                "--temp",
+                "0",
+                "-n",
+                "8",
+                "--json",
+            ]);
+            (said["reused_tokens"].clone(), said["tokens"].clone())
+        })
     };
-    let first = say("What is", &session);
-    assert_eq!(first["reused_tokens"], 0);
-    let second = say(" it?", &session);
-    let reused = second["reused_tokens"].as_u64().unwrap_or_default();
-    assert!(reused > 0, "{second}");
+    let found = tokens("vulkan");
+    assert!(found[1].0.as_u64() > Some(0), "{found:?}");
+    assert_eq!(found, tokens("cpu"));
 }
 
 #[test]
