@@ -69,7 +69,7 @@ pub fn open_to_run_files(
     }
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
-    // Devices compute no images yet, and of a folder its own would be refused.
+    // Devices refuse the images of some models, and with them a folder that has an encoder of its own.
     let sees = config.device.is_none() || args.mmproj.is_some();
     load_as(args, files, residency, sees)
 }

@@ -87,12 +87,6 @@ pub(crate) fn check_kv(
     Ok(())
 }
 
-/// Whether rows of images can be put in the places of tokens: those of models whose images are laid out in rows and columns have
-/// parts for further layers too.
-pub(crate) fn takes_images(model: &Model) -> bool {
-    model.spec().position_axes() == 1
-}
-
 /// Whether the device can run all of a model's program.
 pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
     if !model.is_mapped() {
@@ -101,10 +95,10 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
             what: "weights that are read for each pass",
         });
     }
-    if model.images().is_some() && !takes_images(model) {
+    if model.images().is_some() && has_parts_of_images(model) {
         return Err(ExecutorError::Setting {
             device: device.to_owned(),
-            what: "images that have several numbers for a position",
+            what: "images of which several layers are given parts",
         });
     }
     let program = model.program();
@@ -121,6 +115,13 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
         }
     }
     Ok(())
+}
+
+/// Whether rows of images have parts for other layers than the first.
+pub(crate) fn has_parts_of_images(model: &Model) -> bool {
+    let program = model.program();
+    let mut ops = program.steps().iter().flat_map(|step| program.ops(step));
+    ops.any(|op| matches!(op, Op::AddImages { .. }))
 }
 
 /// Whether there are products with the matrices of an operation.
@@ -208,8 +209,10 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::CombineExperts { .. }
         | Op::Choose { .. }
         | Op::CheckFinite { .. }
-        // Of images that are not taken; without any nothing is to be done.
+        // Without an encoder there are no parts of images, and nothing is to be done.
         | Op::AddImages { .. }
+        // Nothing goes back to earlier states here.
+        | Op::StateInputs { .. }
         | Op::Return { .. } => None,
         Op::Product { function, .. } => function.and_then(unknown),
         Op::Apply { function, .. } => unknown(*function),

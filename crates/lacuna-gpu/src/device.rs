@@ -88,6 +88,8 @@ impl ComputeDevice for Vulkan {
 
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
         capability::check_kv(self.name(), &geometry, policy)?;
+        // States are computed in their place, so that no step can go back.
+        let geometry = geometry.without_state_inputs();
         Ok(KvCache::on_device(self.device.share(), geometry, policy)?)
     }
 

@@ -16,12 +16,13 @@ use lacuna_models::{
 use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
+use crate::capability::has_parts_of_images;
 use crate::device::VulkanConfig;
 use crate::fused::{Action, quantized_bytes};
 use crate::kernels::{Kernels, PARTITION, PRODUCT_ROWS};
 use crate::pass::{Given, Pass, Room};
 use crate::weights::{DeviceWeights, in_blocks};
-use crate::{attention, capability, fused};
+use crate::{attention, fused};
 
 /// What begins behind the slots does at multiples of so many bytes.
 const ALIGNMENT: usize = 64;
@@ -180,9 +181,10 @@ impl VulkanExecutor {
                 Op::Temperature {
                     factors,
                     temperature,
+                    axes,
                     ..
                 } => {
-                    let axes = model.spec().position_axes();
+                    // Of positions of several numbers the first counts.
                     let positions = self.positions.iter().step_by(axes);
                     self.input
                         .extend(positions.map(|&position| temperature.factor(position as usize)));
@@ -216,7 +218,7 @@ impl VulkanExecutor {
             window: self.window,
             alignment,
             size,
-            whole_images: sees_whole_images(&self.model),
+            whole_images: self.model.spec().keeps_images_whole(),
         };
         pass.run(&self.actions, segments)?;
         let elements = size.logit_rows * self.model.spec().vocabulary;
@@ -231,8 +233,8 @@ impl VulkanExecutor {
 impl Executor for VulkanExecutor {
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
         let size = self.model.check_segments(segments, self.plan.limits())?;
-        let shown = segments.iter().any(|segment| !segment.images.is_empty());
-        if shown && !capability::takes_images(&self.model) {
+        let shows = segments.iter().any(|segment| !segment.images.is_empty());
+        if shows && has_parts_of_images(&self.model) {
             return Err(ForwardError::NoImages);
         }
         self.give(cpu, segments);
@@ -284,11 +286,6 @@ fn input_elements(model: &Model, limits: BatchLimits) -> usize {
     limits.tokens * widths.sum::<usize>()
 }
 
-/// Whether the tokens of an image see all of it.
-fn sees_whole_images(model: &Model) -> bool {
-    model.spec().keeps_images_whole()
-}
-
 /// What lies behind the slots, and the bytes of all that.
 fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let limits = plan.limits();
@@ -298,7 +295,7 @@ fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let room = Room {
         blocks: word(blocks),
         states: word(states),
-        state_words: attention::room(model.program(), limits, sees_whole_images(model)),
+        state_words: attention::room(model.program(), limits, model.spec().keeps_images_whole()),
     };
     let bytes = states as u64 + 4 * room.state_words;
     (room, bytes.next_multiple_of(ALIGNMENT as u64))

@@ -107,8 +107,8 @@ pub(crate) fn actions(model: &Model, plan: &ArenaPlan, in_blocks: bool) -> Vec<A
             op,
             Op::Positions { .. }
                 | Op::CheckFinite { .. }
-                | Op::PlaceImages { .. }
                 | Op::AddImages { .. }
+                | Op::StateInputs { .. }
         )
     };
     let fusing = Fusing {

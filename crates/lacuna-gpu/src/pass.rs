@@ -149,7 +149,7 @@ impl<'a> Pass<'a> {
             Op::Embed { .. } | Op::Rotations { .. } | Op::PlaceImages { .. } => {
                 return self.take_given();
             }
-            Op::Positions { .. } | Op::CheckFinite { .. } | Op::AddImages { .. } => return Ok(()),
+            Op::Positions { .. } | Op::CheckFinite { .. } => return Ok(()),
             Op::Norm {
                 norm,
                 weight,

@@ -175,6 +175,32 @@ fn a_session_with_states_goes_on_as_on_the_processor() {
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn images_are_seen_as_on_the_processor() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/vision");
+    for family in ["qwen2-vl", "qwen2.5-vl", "qwen3.5"] {
+        let paths = ["model.gguf", "mmproj.gguf", "image-0.png"].map(|file| {
+            let path = root.join(family).join(file);
+            path.to_str().expect("UTF-8").to_owned()
+        });
+        let [model, projector, image] = &paths;
+        let tokens = |more: &[&str]| {
+            let args = [
+                "run", model, "--mmproj", projector, "--temp", "0", "-p", "a",
+            ];
+            json(&[&args[..], &["-n", "8", "--json"], more].concat())["tokens"].clone()
+        };
+        let wanted = tokens(&["--image", image]);
+        assert_eq!(
+            tokens(&["--image", image, "--device", "vulkan"]),
+            wanted,
+            "{family}"
+        );
+        assert_ne!(tokens(&[]), wanted, "{family} looks at it");
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn what_it_cannot_do_is_refused_by_name() {
     for (more, what) in [
         (&["--kv", "paged"][..], "by the policy `paged`"),

@@ -2,6 +2,7 @@
 
 use lacuna_kernels::ElementType;
 use lacuna_models::Shown;
+use lacuna_models::spec::Grid;
 
 use crate::support::{BOUND, OnDevice, OnProcessor, relative_l2, some_tokens};
 
@@ -16,6 +17,7 @@ fn rows(elements: usize) -> Vec<f32> {
 fn images(hidden: usize) -> [Shown; 2] {
     [5..21, 30..46].map(|positions| Shown {
         rows: rows(positions.len() * hidden).into(),
+        grid: Grid::square(4),
         positions,
     })
 }
