@@ -9,6 +9,7 @@ mod clock;
 mod guard;
 mod json;
 mod marks;
+mod parts;
 mod system;
 
 use std::borrow::Cow;
@@ -188,6 +189,8 @@ pub struct ChatTemplate {
     seen: Seen,
     /// Whether it has a place for a system message, once one was given.
     takes_system: OnceLock<bool>,
+    /// Whether it writes the text of a message only from a list of parts.
+    takes_parts_alone: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -216,6 +219,7 @@ impl ChatTemplate {
             environment: Some(environment),
             seen,
             takes_system: OnceLock::new(),
+            takes_parts_alone: OnceLock::new(),
         })
     }
 
@@ -225,6 +229,7 @@ impl ChatTemplate {
             environment: None,
             seen: Seen::default(),
             takes_system: OnceLock::new(),
+            takes_parts_alone: OnceLock::new(),
         }
     }
 
@@ -268,31 +273,33 @@ impl ChatTemplate {
         }
     }
 
-    /// The messages, with none at the front that the template has no place for.
+    /// The messages as the template takes them: with none at the front that it has no place for, and their texts in parts
+    /// where it would leave others out.
     fn placed<'a>(
         &self,
         environment: &Environment<'static>,
         chat: &Chat<'a>,
     ) -> Cow<'a, [Message]> {
-        if !system::leads(chat.messages) {
-            return Cow::Borrowed(chat.messages);
+        let render = |messages: &[Message]| {
+            let probe = Chat {
+                messages,
+                bos_token: chat.bos_token,
+                eos_token: chat.eos_token,
+                ..Chat::default()
+            };
+            let given = given(&probe, messages);
+            guard::render(environment, variables(&probe, given, &StandIns::default()))
+        };
+        let mut placed = Cow::Borrowed(chat.messages);
+        let has_place = || system::has_place(render);
+        if system::leads(chat.messages) && !self.takes_system.get_or_init(has_place) {
+            placed = Cow::Owned(system::folded(chat.messages));
         }
-        let takes_system = self.takes_system.get_or_init(|| {
-            system::has_place(|messages| {
-                let probe = Chat {
-                    messages,
-                    bos_token: chat.bos_token,
-                    eos_token: chat.eos_token,
-                    ..Chat::default()
-                };
-                let given = given(&probe, messages);
-                guard::render(environment, variables(&probe, given, &StandIns::default()))
-            })
-        });
-        match takes_system {
-            true => Cow::Borrowed(chat.messages),
-            false => Cow::Owned(system::folded(chat.messages)),
+        let alone = || parts::are_taken_alone(render);
+        if parts::lack(&placed) && *self.takes_parts_alone.get_or_init(alone) {
+            placed.to_mut().iter_mut().for_each(parts::wrap);
         }
+        placed
     }
 
     /// The text for a conversation, of which `tokenizer` will take only the template's own words

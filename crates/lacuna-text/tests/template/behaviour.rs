@@ -259,3 +259,38 @@ fn long_conversations_are_within_the_limits() {
     };
     assert!(template.render(&chat).unwrap().len() > 400 * 2500);
 }
+
+/// SmolVLM's goes through the parts of each message; of a plain text it wrote nothing, and the model answered an empty
+/// question.
+#[test]
+fn a_template_that_takes_parts_alone_is_given_texts_in_parts() {
+    let source = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}\
+                  {% if part.type == 'text' %} {{ part.text }}{% elif part.type == 'image' %}<image>{% endif %}\
+                  {% endfor %};{% endfor %}";
+    let template = ChatTemplate::compile(source).expect("it compiles");
+    let image = json!([{"type": "image"}, {"type": "text", "text": "What is it?"}]);
+    let messages = [
+        Message::new("system", "Be brief."),
+        Message {
+            content: image,
+            ..Message::new("user", "")
+        },
+        Message::new("assistant", "A cat."),
+        Message::new("user", "Which?"),
+    ];
+    let chat = Chat {
+        messages: &messages,
+        ..Chat::default()
+    };
+    assert_eq!(
+        template.render(&chat).expect("it renders"),
+        "system: Be brief.;user:<image> What is it?;assistant: A cat.;user: Which?;"
+    );
+    // One that takes texts is given texts.
+    let source = "{% for m in messages %}{{ m.content is string }}{% endfor %}";
+    let template = ChatTemplate::compile(source).expect("it compiles");
+    assert_eq!(
+        template.render(&chat).expect("it renders"),
+        "TrueFalseTrueTrue"
+    );
+}
