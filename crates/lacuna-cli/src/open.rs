@@ -69,9 +69,7 @@ pub fn open_to_run_files(
     }
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
-    // Devices refuse the images of some models, and with them a folder that has an encoder of its own.
-    let sees = config.device.is_none() || args.mmproj.is_some();
-    load_as(args, files, residency, sees)
+    load_as(args, files, residency, config.device.is_some())
 }
 
 impl DeviceArgs {
@@ -137,13 +135,12 @@ impl ServiceArgs {
     }
 }
 
-/// Loads a model with weights where `residency` says, and what makes rows of images for it if it is to see, and tells how they
-/// are read.
+/// Loads a model with weights where `residency` says, and what makes rows of images for it, and tells how they are read.
 fn load_as(
     args: &ModelArgs,
     files: ModelFiles,
     residency: Residency,
-    sees: bool,
+    on_device: bool,
 ) -> Result<Arc<Model>> {
     let mut bars = Bars::default();
     let loading = Loading {
@@ -180,7 +177,14 @@ fn load_as(
             ),
         }
     }
-    if !sees {
+    // No device gives parts of images to further layers, and one would refuse a folder that has an encoder of its own.
+    let has_parts = (model.spec().images).is_some_and(|images| images.deepstack > 0);
+    if on_device && args.mmproj.is_none() && has_parts {
+        if lacuna_models::describe_images_for(model.files(), model.spec(), None)?.is_some() {
+            crate::tell!(
+                "warning: with --device the model takes no images: several layers are given parts of them"
+            );
+        }
         return Ok(Arc::new(model));
     }
     let model = lacuna_models::with_images(model, args.mmproj.as_deref());

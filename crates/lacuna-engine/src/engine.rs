@@ -255,8 +255,7 @@ impl EngineConfig {
         let geometry = spec.kv_geometry(self.kv_elements)?;
         Ok(match &self.device {
             None => KvCache::new(geometry, self.kv_policy)?,
-            // A device computes states in their place.
-            Some(device) => device.kv_cache(geometry.without_state_inputs(), self.kv_policy)?,
+            Some(device) => device.kv_cache(geometry, self.kv_policy)?,
         })
     }
 

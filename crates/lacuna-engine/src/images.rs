@@ -38,6 +38,17 @@ pub enum ImageError {
         /// How many there may be.
         limit: usize,
     },
+    /// Images that take more tokens than the context holds.
+    #[error(
+        "the prompt has {prompt} tokens or more with its images, but the context holds {context}; make the context longer, or show fewer \
+         or smaller images"
+    )]
+    TooManyTokens {
+        /// Tokens of the prompt at least: those between pictures are not counted.
+        prompt: usize,
+        /// Tokens the context holds.
+        context: usize,
+    },
     /// Images that have no places in the prompt.
     #[error(transparent)]
     Prompt(#[from] PromptError),
@@ -142,6 +153,8 @@ pub struct Eyes {
     limits: Limits,
     /// What memory is taken from; none for whoever has no requests.
     memory: Option<RequestMemory>,
+    /// Tokens that a prompt may have.
+    context_tokens: usize,
     kept: Mutex<Kept>,
 }
 
@@ -192,6 +205,7 @@ impl Eyes {
     #[must_use]
     pub fn new(model: Arc<Model>, cpu: CpuConfig, memory: Option<RequestMemory>) -> Self {
         Self {
+            context_tokens: model.spec().context_tokens,
             model,
             cpu,
             limits: Limits::default(),
@@ -200,11 +214,21 @@ impl Eyes {
         }
     }
 
+    /// The same for prompts that are to fit a context of so many tokens, which may be fewer than the model was made for.
+    #[must_use]
+    pub fn within(self, context_tokens: usize) -> Self {
+        Self {
+            context_tokens,
+            ..self
+        }
+    }
+
     /// Reads image `files`, puts them in their places among the tokens of a rendered conversation and encodes those that
     /// are not known. Returns what the prompt shows, picture by picture.
     ///
     /// # Errors
-    /// [`ImageError`]: of damaged and enormous files, places that are not as many, and memory that is not free.
+    /// [`ImageError`]: of damaged and enormous files, places that are not as many, more tokens than the context holds, and
+    /// memory that is not free.
     pub fn show(
         &self,
         tokens: &mut Vec<u32>,
@@ -222,9 +246,7 @@ impl Eyes {
                 limit: Self::MOST_IMAGES,
             });
         }
-        // Whether there are as many places is known before any is decoded.
-        let stand_ins = vec![ImageTokens::one(vec![0]); files.len()];
-        self.model.place_images(&mut tokens.clone(), &stand_ins)?;
+        self.check_places(tokens, files)?;
         let seen = files.iter().map(|file| self.see(encoder, file.as_ref()));
         let seen = seen.collect::<Result<Vec<_>, _>>()?;
         let (images, rows): (Vec<_>, Vec<_>) = seen
@@ -243,6 +265,24 @@ impl Eyes {
                 rows,
             })
             .collect())
+    }
+
+    /// Whether there are as many places as images, and room in the context, before any is decoded: encoding takes long.
+    fn check_places(&self, tokens: &[u32], files: &[impl AsRef<[u8]>]) -> Result<(), ImageError> {
+        let mut places = tokens.to_vec();
+        let one = vec![ImageTokens::one(vec![0]); files.len()];
+        self.model.place_images(&mut places, &one)?;
+        // A mark may be replaced. What is between pictures depends on how an image is turned, which its header does not say.
+        let mut prompt = tokens.len().saturating_sub(files.len());
+        for file in files {
+            let pictures = self.stand_ins(file.as_ref())?.pictures;
+            prompt += pictures.iter().map(Vec::len).sum::<usize>();
+        }
+        let context = self.context_tokens;
+        match prompt > context {
+            true => Err(ImageError::TooManyTokens { prompt, context }),
+            false => Ok(()),
+        }
     }
 
     /// As many tokens as stand for an image, by the header of its file.

@@ -401,3 +401,26 @@ fn long_images_are_as_many_tiles_as_others_and_vast_ones_take_memory() {
     assert_eq!(shown.len(), 3);
     assert_eq!(memory.status().held, ByteLength::new(0));
 }
+
+/// Encoding takes seconds an image, and a prompt that no context holds was refused only behind it.
+#[test]
+fn prompts_that_are_too_long_with_their_images_are_refused_before_any_is_encoded() {
+    for fixture in ALL {
+        let model = fixture.model("hf");
+        let mut long = fixture.marks.to_vec();
+        let shown = Eyes::new(Arc::clone(&model), CpuConfig::default(), None)
+            .show(&mut long, &[fixture.image(0)])
+            .expect("it fits the model's context");
+        let of_images: usize = shown.iter().map(|shown| shown.positions.len()).sum();
+        let needed = fixture.marks.len() - 1 + of_images;
+        let eyes = Eyes::new(model, CpuConfig::default(), None).within(needed - 1);
+        let mut tokens = fixture.marks.to_vec();
+        let error = eyes.show(&mut tokens, &[fixture.image(0)]);
+        let error = error.expect_err("a token too many");
+        let ImageError::TooManyTokens { prompt, context } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((prompt, context), (needed, needed - 1));
+        assert_eq!((eyes.encoded(), &tokens[..]), (0, fixture.marks));
+    }
+}

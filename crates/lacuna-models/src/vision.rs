@@ -14,7 +14,7 @@ use crate::executor::{self, Batch, ImageBatch, Pass};
 use crate::families::{self, Description};
 use crate::model::Model;
 use crate::plan::{ArenaPlan, PlanError, WeightPlan};
-use crate::program::Program;
+use crate::program::{Op, Program};
 use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{Grid, ImageRows, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes};
 use crate::weights::{Loading, Weights};
@@ -376,14 +376,23 @@ impl ImageEncoder {
                 false => made.float += products,
             }
         }
-        let attentions = self
-            .spec
-            .layers
-            .iter()
-            .filter_map(|layer| layer.attention.as_ref());
-        made.attention = attentions
-            .map(|attention| 2 * attention.query_heads * attention.head_dim * limits.tokens.pow(2))
-            .sum::<usize>() as u64;
+        let image = ImageBatch::new(&self.shape.patches, (&[], patches));
+        let square = |patches: usize| (patches * patches) as u64;
+        let in_windows: u64 = image.windows().iter().map(|it| square(it.len())).sum();
+        let steps = self.program.steps().iter();
+        for op in steps.flat_map(|step| self.program.ops(step)) {
+            if let Op::AttendWithin {
+                shape, windowed, ..
+            } = op
+            {
+                let seen = match windowed {
+                    true => in_windows,
+                    false => square(limits.tokens),
+                };
+                let width = shape.query_heads * (shape.head_dim + shape.value_dim);
+                made.attention += width as u64 * seen;
+            }
+        }
         made
     }
 

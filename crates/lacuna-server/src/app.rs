@@ -96,7 +96,8 @@ impl App {
                 // The engine runs with it.
                 config.service.engine.cpu().unwrap_or_default(),
                 Some(engine.request_memory().clone()),
-            ),
+            )
+            .within(engine.context_tokens()),
             #[cfg(feature = "image-addresses")]
             fetcher: Fetcher::new(&config.image_hosts, config.limits.receive),
             intake,

@@ -126,6 +126,9 @@ impl From<ImageError> for ApiError {
             ImageError::File(_) | ImageError::Shape(_) | ImageError::TooMany { .. } => {
                 Self::field("messages", error.to_string())
             }
+            ImageError::TooManyTokens { .. } => {
+                Self::field("messages", error.to_string()).with_code("context_length_exceeded")
+            }
             error => Self::internal(error.to_string()),
         }
     }

@@ -177,26 +177,43 @@ fn a_session_with_states_goes_on_as_on_the_processor() {
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn images_are_seen_as_on_the_processor() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/vision");
-    for family in ["qwen2-vl", "qwen2.5-vl", "qwen3.5"] {
-        let paths = ["model.gguf", "mmproj.gguf", "image-0.png"].map(|file| {
-            let path = root.join(family).join(file);
-            path.to_str().expect("UTF-8").to_owned()
-        });
-        let [model, projector, image] = &paths;
+    let path = |family: &str, file: &str| {
+        let path = root.join(family).join(file);
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    // Prompts that images make a difference to.
+    let models = [
+        ("qwen2-vl", "model.gguf", Some("mmproj.gguf"), "a"),
+        ("qwen2.5-vl", "hf", None, "a"),
+        ("qwen3.5", "model.gguf", None, "a"),
+        ("gemma3", "hf", None, "What is it"),
+        ("idefics3", "hf", None, "a"),
+    ];
+    for (family, model, projector, prompt) in models {
+        let (model, image) = (path(family, model), path(family, "image-0.png"));
+        let projector = projector.map(|file| path(family, file));
+        let projector: Vec<&str> = match &projector {
+            Some(projector) => vec!["--mmproj", projector],
+            None => Vec::new(),
+        };
         let tokens = |more: &[&str]| {
             let args = [
-                "run", model, "--mmproj", projector, "--temp", "0", "-p", "a",
+                "run", &model, "--temp", "0", "-p", prompt, "-n", "8", "--json",
             ];
-            json(&[&args[..], &["-n", "8", "--json"], more].concat())["tokens"].clone()
+            json(&[&args[..], &projector, more].concat())["tokens"].clone()
         };
-        let wanted = tokens(&["--image", image]);
+        let wanted = tokens(&["--image", &image]);
         assert_eq!(
-            tokens(&["--image", image, "--device", "vulkan"]),
+            tokens(&["--image", &image, "--device", "vulkan"]),
             wanted,
             "{family}"
         );
         assert_ne!(tokens(&[]), wanted, "{family} looks at it");
     }
+    let (model, image) = (path("qwen3-vl", "hf"), path("qwen3-vl", "image-0.png"));
+    let text = ["run", &model, "--device", "vulkan", "-p", "a", "-n", "1"];
+    let said = refusal(&[&text[..], &["--image", &image]].concat());
+    assert!(said.contains("with --device"), "{said}");
 }
 
 #[test]

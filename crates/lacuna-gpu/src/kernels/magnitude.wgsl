@@ -15,23 +15,6 @@ var<immediate> p: Params;
 const THREADS = 128u;
 const NONE = 0xffffffffu;
 
-var<workgroup> sums: array<f32, THREADS>;
-
-// The sum of the shares of all threads.
-fn together(thread: u32, share: f32) -> f32 {
-    sums[thread] = share;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            sums[thread] += sums[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = sums[0];
-    workgroupBarrier();
-    return sum;
-}
-
 // The mean square of what a row's elements differ from a number by.
 fn mean_square(thread: u32, row: u32, middle: f32) -> f32 {
     var sum = 0.0;

@@ -146,8 +146,12 @@ macro_rules! blocks {
     };
 }
 
-const NORM: Module = module!("norm", c"norm", ["norm.wgsl"]);
-const PREPARE: Module = module!("prepare", c"prepare", ["prepare.wgsl", "bytes.wgsl"]);
+const NORM: Module = module!("norm", c"norm", ["norm.wgsl", "together.wgsl"]);
+const PREPARE: Module = module!(
+    "prepare",
+    c"prepare",
+    ["prepare.wgsl", "together.wgsl", "bytes.wgsl"]
+);
 const QUANTIZE: Module = module!(
     "quantize",
     c"quantize",
@@ -198,8 +202,12 @@ const ELEMENTWISE: Module = module!(
     ["elementwise.wgsl", "activations.wgsl", "gated.wgsl"]
 );
 const COLUMNS: Module = module!("columns", c"columns", ["columns.wgsl"]);
-const MAGNITUDE: Module = module!("magnitude", c"magnitude", ["magnitude.wgsl"]);
-const ROUTE: Module = module!("route", c"route", ["route.wgsl"]);
+const MAGNITUDE: Module = module!(
+    "magnitude",
+    c"magnitude",
+    ["magnitude.wgsl", "together.wgsl"]
+);
+const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
 const COMBINE: Module = module!("combine", c"combine", ["combine.wgsl"]);

@@ -21,23 +21,6 @@ var<immediate> p: Params;
 const THREADS = 128u;
 const NONE = 0xffffffffu;
 
-var<workgroup> sums: array<f32, THREADS>;
-
-// The sum of the shares of all threads.
-fn together(thread: u32, share: f32) -> f32 {
-    sums[thread] = share;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            sums[thread] += sums[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = sums[0];
-    workgroupBarrier();
-    return sum;
-}
-
 @compute @workgroup_size(THREADS)
 fn norm(
     @builtin(local_invocation_index) thread: u32,

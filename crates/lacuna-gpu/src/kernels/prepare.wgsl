@@ -26,8 +26,6 @@ var<immediate> p: Params;
 const THREADS = 256u;
 const NONE = 0xffffffffu;
 
-var<workgroup> tree: array<f32, THREADS>;
-
 fn put(word: u32, value: u32) {
     arena[word / 4u][word % 4u] = value;
 }
@@ -38,21 +36,6 @@ fn four(at: u32) -> vec4<f32> {
 
 fn weights(at: u32) -> vec4<f32> {
     return vec4<f32>(vectors[at], vectors[at + 1u], vectors[at + 2u], vectors[at + 3u]);
-}
-
-// The sum of the shares of all threads.
-fn together(thread: u32, share: f32) -> f32 {
-    tree[thread] = share;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            tree[thread] += tree[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = tree[0];
-    workgroupBarrier();
-    return sum;
 }
 
 // A sum of squares that goes on.

@@ -39,7 +39,6 @@ var<workgroup> scores: array<f32, MOST>;
 var<workgroup> keys: array<u32, MOST>;
 var<workgroup> chosen: array<u32, MOST>;
 var<workgroup> group_keys: array<u32, MOST_GROUPS>;
-var<workgroup> tree: array<f32, THREADS>;
 
 // Larger for a larger number; never zero.
 fn key_of(x: f32) -> u32 {
@@ -70,20 +69,6 @@ fn largest_of(thread: u32, x: f32) -> f32 {
     let largest = tree[0];
     workgroupBarrier();
     return largest;
-}
-
-fn sum_of(thread: u32, x: f32) -> f32 {
-    tree[thread] = x;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            tree[thread] += tree[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = tree[0];
-    workgroupBarrier();
-    return sum;
 }
 
 // What groups are compared by.
@@ -126,7 +111,7 @@ fn route(
             scores[i] = power;
             sum += power;
         }
-        sum = sum_of(thread, sum);
+        sum = together(thread, sum);
         for (var i = thread; i < p.experts; i += THREADS) {
             scores[i] /= sum;
         }

@@ -49,7 +49,8 @@ impl<'a> ImageBatch<'a> {
         &self.places
     }
 
-    pub(super) fn windows(&self) -> &[Range<usize>] {
+    /// All of them are one where there are none.
+    pub(crate) fn windows(&self) -> &[Range<usize>] {
         &self.windows
     }
 

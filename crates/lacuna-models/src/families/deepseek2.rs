@@ -227,7 +227,7 @@ const LITE: Shape = Shape {
     kv_heads: 1,
     head_size: 576,
     vocabulary: 102_400,
-    special_tokens: SpecialTokens::DeepSeek,
+    special_tokens: Some(SpecialTokens::DeepSeek),
     tied: false,
     context: 163_840,
     rope_theta: 1e4,
@@ -263,7 +263,7 @@ const SHAPES: &[Shape] = &[
         heads: 20,
         vocabulary: 154_880,
         // Its own are of another kind of text; a synthetic vocabulary needs some.
-        special_tokens: SpecialTokens::Qwen,
+        special_tokens: Some(SpecialTokens::Qwen),
         context: 202_752,
         rope_theta: 1e6,
         norm_epsilon: 1e-5,

@@ -114,7 +114,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 2,
     head_size: 128,
     vocabulary: 65_537,
-    special_tokens: SpecialTokens::ChatMl,
+    special_tokens: Some(SpecialTokens::ChatMl),
     tied: false,
     context: 131_072,
     rope_theta: 1e11,

@@ -53,7 +53,7 @@ const GEMMA3: Shape = Shape {
     kv_heads: 1,
     head_size: 256,
     vocabulary: 262_144,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 32_768,
     rope_theta: 1e6,

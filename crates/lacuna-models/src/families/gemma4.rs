@@ -52,7 +52,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 1,
     head_size: 256,
     vocabulary: 262_144,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 32_768,
     rope_theta: 1_000_000.0,

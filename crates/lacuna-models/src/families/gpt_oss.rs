@@ -64,7 +64,7 @@ const SHAPES: &[Shape] = &[Shape {
     head_size: 64,
     vocabulary: 201_088,
     // Their own are of another kind of text; a synthetic vocabulary needs some.
-    special_tokens: SpecialTokens::Llama3,
+    special_tokens: Some(SpecialTokens::Llama3),
     tied: false,
     context: 131_072,
     rope_theta: 150_000.0,

@@ -100,7 +100,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 8,
     head_size: 64,
     vocabulary: 65_536,
-    special_tokens: SpecialTokens::ChatMl,
+    special_tokens: Some(SpecialTokens::ChatMl),
     tied: true,
     context: 128_000,
     rope_theta: 1e6,

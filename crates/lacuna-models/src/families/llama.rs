@@ -69,7 +69,7 @@ const LLAMA3: Shape = Shape {
     kv_heads: 8,
     head_size: 128,
     vocabulary: 128_256,
-    special_tokens: SpecialTokens::Llama3,
+    special_tokens: Some(SpecialTokens::Llama3),
     tied: false,
     context: 8192,
     rope_theta: 5e5,

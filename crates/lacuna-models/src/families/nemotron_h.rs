@@ -33,7 +33,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 4,
     head_size: 128,
     vocabulary: 32_768,
-    special_tokens: SpecialTokens::ChatMl,
+    special_tokens: Some(SpecialTokens::ChatMl),
     tied: false,
     context: 131_072,
     rope_theta: 1e4,

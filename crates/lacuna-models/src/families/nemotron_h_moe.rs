@@ -22,7 +22,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 2,
     head_size: 128,
     vocabulary: 131_072,
-    special_tokens: SpecialTokens::ChatMl,
+    special_tokens: Some(SpecialTokens::ChatMl),
     tied: false,
     context: 262_144,
     rope_theta: 1e4,

@@ -52,7 +52,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 2,
     head_size: 64,
     vocabulary: 151_936,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 32_768,
     rope_theta: 1e6,

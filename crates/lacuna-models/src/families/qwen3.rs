@@ -33,7 +33,7 @@ const QWEN3: Shape = Shape {
     kv_heads: 8,
     head_size: 128,
     vocabulary: 151_936,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 40_960,
     rope_theta: 1e6,

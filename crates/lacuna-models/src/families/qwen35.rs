@@ -53,7 +53,7 @@ const QWEN35: Shape = Shape {
     kv_heads: 2,
     head_size: 256,
     vocabulary: 248_320,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 262_144,
     rope_theta: 1e7,

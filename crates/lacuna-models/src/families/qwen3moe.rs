@@ -34,7 +34,7 @@ const SHAPES: &[Shape] = &[Shape {
     kv_heads: 4,
     head_size: 128,
     vocabulary: 151_936,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: false,
     context: 40_960,
     rope_theta: 1e6,

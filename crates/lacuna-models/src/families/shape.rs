@@ -22,8 +22,8 @@ pub struct Shape {
     pub head_size: usize,
     /// Rows of the embedding.
     pub vocabulary: usize,
-    /// Whose special tokens it has.
-    pub special_tokens: SpecialTokens,
+    /// Whose special tokens it has; encoders of images have no vocabulary.
+    pub special_tokens: Option<SpecialTokens>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The longest context.
@@ -50,8 +50,6 @@ pub enum SpecialTokens {
     DeepSeek,
     /// ChatML's alone, as the last tokens.
     ChatMl,
-    /// None: it has no vocabulary, which encoders of images have not.
-    NoVocabulary,
 }
 
 /// A value of metadata.

@@ -7,7 +7,7 @@ use super::facts::Key;
 use super::vision::{
     Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, vision_config,
 };
-use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
+use super::{Facts, Family, Given, Naming, Shape};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, Frames, Gate, ImageRows, ImageSize, LayerSpec,
@@ -70,7 +70,7 @@ const USUAL: Family = Family {
         kv_heads: 16,
         head_size: 72,
         vocabulary: 1,
-        special_tokens: SpecialTokens::NoVocabulary,
+        special_tokens: None,
         tied: true,
         context: 4096,
         rope_theta: 10_000.0,

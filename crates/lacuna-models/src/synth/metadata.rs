@@ -1,7 +1,7 @@
 //! The metadata of a synthetic model: what a converter would have written for the real one.
 
 use super::vocabulary::Vocabulary;
-use super::{Given, Model, Shape, SpecialTokens};
+use super::{Given, Model, Shape};
 use lacuna_files::gguf::Writer;
 
 pub(super) fn describe(header: &mut Writer, model: &Model) {
@@ -14,8 +14,8 @@ pub(super) fn describe(header: &mut Writer, model: &Model) {
         .set("general.file_type", model.types.file_type())
         .set("general.quantization_version", 2u32);
     describe_shape(header, shape, model.layers);
-    if shape.special_tokens != SpecialTokens::NoVocabulary {
-        Vocabulary::of(shape.special_tokens, shape.vocabulary).describe(header);
+    if let Some(special) = shape.special_tokens {
+        Vocabulary::of(special, shape.vocabulary).describe(header);
     }
 }
 
@@ -33,7 +33,7 @@ pub(super) fn describe_config(header: &mut Writer, model: &Model) {
 
 fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
     let family = shape.family;
-    if shape.special_tokens == SpecialTokens::NoVocabulary {
+    if shape.special_tokens.is_none() {
         header
             .set("clip.has_vision_encoder", true)
             .set("clip.use_gelu", true);

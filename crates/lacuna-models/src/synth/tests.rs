@@ -26,7 +26,7 @@ const TINY: Shape = Shape {
     head_size: 16,
     family: "qwen3",
     vocabulary: 151_936,
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     tied: true,
     context: 40_960,
     rope_theta: 1e6,
@@ -37,7 +37,7 @@ const TINY: Shape = Shape {
 static TINY_LLAMA: Shape = Shape {
     name: "tiny-llama",
     family: "llama",
-    special_tokens: SpecialTokens::Llama3,
+    special_tokens: Some(SpecialTokens::Llama3),
     vocabulary: 128_256,
     tied: false,
     rope_theta: 5e5,
@@ -76,7 +76,7 @@ static TINY_HYBRID: Shape = Shape {
     name: "tiny-hybrid",
     family: "nemotron_h",
     layers: 4,
-    special_tokens: SpecialTokens::ChatMl,
+    special_tokens: Some(SpecialTokens::ChatMl),
     vocabulary: 4096,
     more: &[
         ("attention.head_count_kv", Given::PerLayer(&[0, 2, 0])),
@@ -448,7 +448,7 @@ static ROUTED_QWEN: Shape = Shape {
 static ROUTED_GPT_OSS: Shape = Shape {
     name: "routed-gpt-oss",
     family: "gpt-oss",
-    special_tokens: SpecialTokens::Qwen,
+    special_tokens: Some(SpecialTokens::Qwen),
     more: &[
         ("expert_count", Given::Size(32)),
         ("expert_used_count", Given::Size(4)),

@@ -173,8 +173,7 @@ impl Vocabulary {
             SpecialTokens::Llama3 => LLAMA,
             SpecialTokens::Qwen => QWEN,
             SpecialTokens::DeepSeek => DEEPSEEK_V2,
-            // Nobody asks for one.
-            SpecialTokens::ChatMl | SpecialTokens::NoVocabulary => chatml(size),
+            SpecialTokens::ChatMl => chatml(size),
         };
         let (mut tokens, merges) = pieces();
         for number in tokens.len()..specials.ordinary {
@@ -248,7 +247,6 @@ fn special(kind: SpecialTokens) -> Vec<(String, i32)> {
             .collect(),
         SpecialTokens::DeepSeek => all_control(&DEEPSEEK_SPECIAL),
         SpecialTokens::ChatMl => all_control(&CHATML_SPECIAL),
-        SpecialTokens::NoVocabulary => Vec::new(),
         SpecialTokens::Llama3 => {
             let mut reserved = 0..;
             let mut token = |at: usize| match LLAMA_SPECIAL.iter().find(|&&(place, _)| place == at)

@@ -21,7 +21,8 @@ pub(super) struct Sight {
 impl Sight {
     pub(super) fn new(engine: &Engine) -> Self {
         Self {
-            eyes: Eyes::new(Arc::clone(engine.model()), engine.cpu().config(), None),
+            eyes: Eyes::new(Arc::clone(engine.model()), engine.cpu().config(), None)
+                .within(engine.context_tokens()),
             sees: engine.model().images().is_some(),
         }
     }
