@@ -1,11 +1,11 @@
-//! Attention as it is recorded: partitions of 256 rows, each by itself, then merged in their order.
+//! Attention as it is recorded: partitions of 64 rows, each by itself, then merged in their order.
 //!
-//! A token's partitions begin at multiples of 256 rows of its sequence. Tokens share the room that there is for partial
+//! A token's partitions begin at multiples of 64 rows of its sequence. Tokens share the room that there is for partial
 //! results: as many as fit are computed side by side, and then merged.
 
 use std::ops::Range;
 
-use lacuna_kernels::AttentionShape;
+use lacuna_kernels::{AttentionShape, ElementType};
 use lacuna_kv::{DeviceRows, Layer, Side};
 use lacuna_models::program::{Op, Program, Slot};
 use lacuna_models::spec::Mask;
@@ -16,7 +16,9 @@ use lacuna_pages::vulkan::Bound;
 
 use crate::arranged::BLOCK;
 use crate::capability::{element_code, mask_code};
-use crate::kernels::{Attend, Merge, NONE, PARTITION, THREADS};
+use crate::kernels::{
+    ATTEND_ROWS, ATTEND_TILE, Attend, FEW_QUERY_ROWS, Merge, NONE, PARTITION, THREADS, VECTOR_BYTES,
+};
 use crate::pass::{Pass, Quantized, Shown, device_rows, number};
 
 /// Words of the partial results of one token, in so many partitions.
@@ -54,6 +56,18 @@ pub(crate) fn room(program: &Program, limits: BatchLimits, whole_images: bool) -
         _ => 0,
     });
     words.max().unwrap_or(0)
+}
+
+/// The most parts of a head whose scores are added up by themselves.
+const MOST_SPLITS: usize = 8;
+
+/// Elements of such a part: whole vectors of halves, or blocks.
+fn split(head_dim: usize, element: ElementType) -> usize {
+    let least = match element.block_len() {
+        1 => VECTOR_BYTES / 2,
+        block => block,
+    };
+    head_dim.div_ceil(least * MOST_SPLITS).max(1) * least
 }
 
 /// Tokens of a segment whose partial results lie side by side.
@@ -210,6 +224,15 @@ impl<'a> Pass<'a> {
         let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
         let held = segment.sequence.first_held(layer);
         let end = sight.end(&group.tokens);
+        let rows_of_group = group.tokens.len() * (shape.query_heads / shape.kv_heads);
+        let (kernel, at_once) = match &self.kernels.attend_tile {
+            Some(tile) if rows_of_group > FEW_QUERY_ROWS => (tile, ATTEND_TILE),
+            _ => (&self.kernels.attend, ATTEND_ROWS),
+        };
+        let unit = match self.kernels.attend_tile {
+            Some(_) => VECTOR_BYTES as u32,
+            None => 4,
+        };
         for partitions in self.shown_at_once(&sides, &group.partitions) {
             let first_row = held.max(partitions.start * PARTITION);
             let rows = first_row..end.min(partitions.end * PARTITION);
@@ -230,28 +253,26 @@ impl<'a> Pass<'a> {
                 reach,
                 position: number(sight.position),
                 first_token: number(group.tokens.start),
+                tokens: number(group.tokens.len()),
                 first_partition: number(partitions.start),
                 base_partition: number(group.partitions.start),
                 partitions: number(group.partitions.len()),
                 first_row: number(rows.start),
-                key_skip: keys.skip / 4,
-                key_stride: number(key.row_stride / 4),
-                value_skip: values.skip / 4,
-                value_stride: number(value.row_stride / 4),
+                key_skip: keys.skip / unit,
+                key_stride: number(key.row_stride) / unit,
+                value_skip: values.skip / unit,
+                value_stride: number(value.row_stride) / unit,
                 elements: key_code + 4 * value_code,
                 ahead: sight.ahead(),
+                split: number(split(shape.head_dim, key.element)),
             };
             let windows = [self.activations(), keys.bound, values.bound, Bound::Unused];
+            let query_rows = number(rows_of_group);
             let grid = [
-                number(shape.query_heads),
+                number(shape.kv_heads),
                 number(partitions.len()),
-                number(group.tokens.len()),
+                query_rows.div_ceil(at_once),
             ];
-            let in_blocks = [key, value].iter().any(|it| it.element.block_len() > 1);
-            let kernel = match in_blocks {
-                true => &self.kernels.blocks().attend,
-                false => &self.kernels.attend,
-            };
             self.dispatch(kernel, windows, &constants, grid)?;
         }
         Ok(())

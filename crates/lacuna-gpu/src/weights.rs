@@ -13,7 +13,7 @@ use lacuna_pages::vulkan::{DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::arranged;
-use crate::kernels::Wanted;
+use crate::kernels::{VECTOR_BYTES, Wanted};
 
 /// Pieces are about so long: few enough for any device, and not much more than is needed.
 const PIECE_BYTES: u64 = 256 << 20;
@@ -170,6 +170,15 @@ pub(crate) fn in_blocks(geometry: &Geometry) -> bool {
     Side::BOTH.into_iter().any(element)
 }
 
+/// Whether all heads of KV rows are floats that fill whole vectors.
+pub(crate) fn in_vectors(geometry: &Geometry) -> bool {
+    let mut heads = geometry.own_rows().flat_map(|(_, rows)| {
+        let bytes = |side| geometry.element(side).bytes(rows.head_dim(side));
+        Side::BOTH.map(bytes)
+    });
+    !in_blocks(geometry) && heads.all(|bytes| bytes.is_multiple_of(VECTOR_BYTES))
+}
+
 /// The vectors that an operation reads.
 fn vectors(op: &Op) -> impl Iterator<Item = VectorId> {
     let two = match *op {
@@ -288,6 +297,7 @@ impl DeviceWeights {
         let mut wanted = Wanted {
             states: ops.any(|op| matches!(op, Op::Convolve { .. } | Op::Scan { .. })),
             blocks: in_blocks(geometry),
+            vectors: in_vectors(geometry),
             ..Wanted::default()
         };
         for (id, placed) in Layout::of(model).matrices {

@@ -152,7 +152,7 @@ constants! {
 }
 
 constants! {
-    /// `attend.wgsl`
+    /// `attention.wgsl`
     Attend {
         queries: u32,
         states: u32,
@@ -166,6 +166,7 @@ constants! {
         reach: u32,
         position: u32,
         first_token: u32,
+        tokens: u32,
         first_partition: u32,
         base_partition: u32,
         partitions: u32,
@@ -176,6 +177,7 @@ constants! {
         value_stride: u32,
         elements: u32,
         ahead: u32,
+        split: u32,
     }
 }
 

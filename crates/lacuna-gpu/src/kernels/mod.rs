@@ -10,7 +10,7 @@
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 88). Products of packed bytes by one instruction are in those
+//!   and constants of at most 128 bytes (the longest has 96). Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
 
 mod constants;
@@ -54,7 +54,15 @@ pub(crate) const HADAMARD_ELEMENTS: u32 = 512;
 /// The most rows of a head's state.
 pub(crate) const MOST_STATE_ROWS: usize = 256;
 /// Rows of a partition of attention.
-pub(crate) const PARTITION: usize = 256;
+pub(crate) const PARTITION: usize = 64;
+/// Query rows of a workgroup of attention of few tokens.
+pub(crate) const ATTEND_ROWS: u32 = 4;
+/// And of many.
+pub(crate) const ATTEND_TILE: u32 = 64;
+/// The most query rows that are few: keys and values are read once for every four of them.
+pub(crate) const FEW_QUERY_ROWS: usize = 16;
+/// What rows of keys and values are read by, where they are whole vectors of so many bytes.
+pub(crate) const VECTOR_BYTES: usize = 16;
 
 /// One module: what it is called, the name of its entry point, what it is compiled from, and what that gives.
 struct Module {
@@ -169,20 +177,31 @@ const ATTEND: Module = module!(
     "attend",
     c"attend",
     [
-        "attend.wgsl",
+        "attention.wgsl",
         "rows.wgsl",
-        "attend_floats.wgsl",
-        "attend_only_floats.wgsl"
+        "vectors.wgsl",
+        "attend.wgsl",
+        "attend_vectors.wgsl"
     ]
 );
-const ATTEND_BLOCKS: Module = dotted!(
-    "attend_blocks",
+const ATTEND_MANY: Module = module!(
+    "attend_tile",
+    c"attend_tile",
+    [
+        "attention.wgsl",
+        "rows.wgsl",
+        "vectors.wgsl",
+        "attend_tile.wgsl"
+    ]
+);
+const ATTEND_WORDS: Module = dotted!(
+    "attend_words",
     c"attend",
     [
-        "attend.wgsl",
+        "attention.wgsl",
         "rows.wgsl",
-        "attend_floats.wgsl",
-        "attend_blocks.wgsl"
+        "attend.wgsl",
+        "attend_words.wgsl"
     ]
 );
 const STORE_BLOCKS: Module = module!(
@@ -291,6 +310,8 @@ pub(crate) struct Wanted {
     pub(crate) states: bool,
     /// Whether KV rows are blocks of bytes.
     pub(crate) blocks: bool,
+    /// Whether heads of KV rows are whole vectors.
+    pub(crate) vectors: bool,
 }
 
 /// The kernels of one model, compiled for its device.
@@ -302,7 +323,10 @@ pub(crate) struct Kernels {
     pub(crate) quantize: ComputeKernel,
     pub(crate) rotate: ComputeKernel,
     pub(crate) store: ComputeKernel,
+    /// For few query rows, and where rows are no vectors for all.
     pub(crate) attend: ComputeKernel,
+    /// For many, where rows are vectors.
+    pub(crate) attend_tile: Option<ComputeKernel>,
     pub(crate) merge: ComputeKernel,
     pub(crate) elementwise: ComputeKernel,
     pub(crate) columns: ComputeKernel,
@@ -335,7 +359,6 @@ pub(crate) struct ExpertKernels {
 /// What KV rows of blocks of bytes take.
 #[derive(Debug)]
 pub(crate) struct BlockKernels {
-    pub(crate) attend: ComputeKernel,
     pub(crate) store: ComputeKernel,
     pub(crate) hadamard: ComputeKernel,
 }
@@ -392,7 +415,6 @@ impl Kernels {
         let blocks = match wanted.blocks {
             false => None,
             true => Some(BlockKernels {
-                attend: compile(&ATTEND_BLOCKS)?,
                 store: compile(&STORE_BLOCKS)?,
                 hadamard: compile(&HADAMARD)?,
             }),
@@ -411,7 +433,14 @@ impl Kernels {
             quantize: compile(&QUANTIZE)?,
             rotate: compile(&ROTATE)?,
             store: compile(&STORE)?,
-            attend: compile(&ATTEND)?,
+            attend: compile(match wanted.vectors {
+                true => &ATTEND,
+                false => &ATTEND_WORDS,
+            })?,
+            attend_tile: match wanted.vectors {
+                true => Some(compile(&ATTEND_MANY)?),
+                false => None,
+            },
             merge: compile(&MERGE)?,
             elementwise: compile(&ELEMENTWISE)?,
             columns: compile(&COLUMNS)?,

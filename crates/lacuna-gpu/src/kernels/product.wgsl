@@ -57,7 +57,19 @@ fn product(
     var more_ones = vec4<f32>();
     var more_others = vec4<f32>();
     if count == 1u {
-        for (var number = lane; number < p.units; number += LANES) {
+        // Two units of a lane at a time, so that more of the matrix is under way at once.
+        var number = lane;
+        for (; number + LANES < p.units; number += 2u * LANES) {
+            let unit = load(one, number);
+            let second = load(other, number);
+            let next = load(one, number + LANES);
+            let next_second = load(other, number + LANES);
+            let input = input_of(inputs.x, number);
+            let next_input = input_of(inputs.x, number + LANES);
+            ones.x = add(add(ones.x, unit, input), next, next_input);
+            others.x = add(add(others.x, second, input), next_second, next_input);
+        }
+        if number < p.units {
             let unit = load(one, number);
             let second = load(other, number);
             let input = input_of(inputs.x, number);

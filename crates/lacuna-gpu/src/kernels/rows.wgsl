@@ -1,7 +1,7 @@
 // Rows of a sequence as attention divides them, for kernels that have `p.mask`, `p.reach` and `p.ahead`.
 
 // Rows of a partition.
-const PARTITION = 256u;
+const PARTITION = 64u;
 
 // The first row that the token of this position sees.
 fn first_row(own: u32) -> u32 {

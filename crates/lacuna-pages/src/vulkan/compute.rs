@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "Vulkan is a foreign interface")]
 
-//! Passes of kernels that callers bring: recorded whole, submitted once.
+//! Passes of kernels that callers bring: recorded whole, submitted at once or in a few parts, so that the device begins
+//! while the host still records.
 //!
 //! A [`Compute`] has what one pass in flight takes: commands, descriptor sets, and memory through
 //! which the host gives numbers and gets them back. A [`Recording`] holds the device's lock, so what
@@ -15,8 +16,9 @@
 //!   set 0 at most the storage buffers that [`WINDOWS`] counts, and at most `CONSTANT_BYTES` bytes of
 //!   push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
 //!   stays within that window's buffer, because the device has robust buffer access.
-//! * **C2** Commands, sets and staging memory of a [`Compute`] are touched only when the point of its
-//!   last submission is reached.
+//! * **C2** Sets and staging memory of a [`Compute`] are touched only when the point of the last submission of the pass before
+//!   is reached, and in a pass each set is written before commands name it, and once; commands of a part are recorded before it
+//!   is submitted, and not again in the pass.
 //! * **C3** What a recording names outlives it by its lifetime, and is not dropped before the queue
 //!   has done with it: pieces of memory, kernels and a [`Compute`] wait for what was submitted. Mapped
 //!   memory is checked under the lock that the recording holds.
@@ -46,6 +48,9 @@ pub(super) const CONSTANT_BYTES: usize = 128;
 
 /// Workgroups in each direction that every device takes.
 const MOST_GROUPS: u32 = 65_535;
+
+/// Parts in which a pass may be submitted.
+const PARTS: usize = 4;
 
 /// Descriptor sets that are made at once: those of a few layers.
 const SETS: u32 = 256;
@@ -174,6 +179,9 @@ struct Objects {
     driver: Arc<Driver>,
     layout: Arc<Layout>,
     pool: vk::CommandPool,
+    /// Those of each part of a pass.
+    parts: Vec<vk::CommandBuffer>,
+    /// Those that are recorded.
     commands: vk::CommandBuffer,
     descriptors: Vec<vk::DescriptorPool>,
     sets: Vec<Set>,
@@ -279,6 +287,7 @@ impl VulkanQueue {
             driver: Arc::clone(driver),
             layout,
             pool,
+            parts: Vec::new(),
             commands: vk::CommandBuffer::null(),
             descriptors: Vec::new(),
             sets: Vec::new(),
@@ -290,11 +299,10 @@ impl VulkanQueue {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(pool)
             .level(vk::CommandBufferLevel::PRIMARY)
-            .command_buffer_count(1);
+            .command_buffer_count(PARTS as u32);
         // SAFETY: V1 and V5.
-        let commands = unsafe { driver.device.allocate_command_buffers(&info) }
+        objects.parts = unsafe { driver.device.allocate_command_buffers(&info) }
             .map_err(|result| driver.failure("vkAllocateCommandBuffers", result, 0))?;
-        objects.commands = commands[0];
         Ok(Compute {
             shared: Arc::clone(&self.shared),
             objects,
@@ -410,23 +418,22 @@ impl Compute {
         let driver = &objects.driver;
         driver.block(objects.busy)?;
         objects.input.fill(input);
-        let info = vk::CommandBufferBeginInfo::default()
-            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         // SAFETY: C2, V2 and V5.
         unsafe {
-            driver
-                .device
-                .reset_command_pool(objects.pool, vk::CommandPoolResetFlags::empty())
-                .and_then(|()| driver.device.begin_command_buffer(objects.commands, &info))
+            let none = vk::CommandPoolResetFlags::empty();
+            driver.device.reset_command_pool(objects.pool, none)
         }
-        .map_err(|result| driver.failure("vkBeginCommandBuffer", result, 0))?;
+        .map_err(|result| driver.failure("vkResetCommandPool", result, 0))?;
+        objects.begin_part(0)?;
         if let Some(times) = &mut objects.times {
             times.begin(objects.commands);
         }
         Ok(Recording {
             state: self.shared.lock(),
             objects,
+            part: 0,
             used: 0,
+            shown: None,
             bound: vk::Pipeline::null(),
         })
     }
@@ -447,6 +454,16 @@ impl Compute {
 }
 
 impl Objects {
+    /// Begins the commands of a part, which are recorded then.
+    fn begin_part(&mut self, part: usize) -> Result<(), DeviceError> {
+        self.commands = self.parts[part];
+        let info = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: C2, V2 and V5.
+        unsafe { self.driver.device.begin_command_buffer(self.commands, &info) }
+            .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))
+    }
+
     /// The descriptor set of this number, made with others when there is none yet.
     fn set(&mut self, index: usize) -> Result<&mut Set, DeviceError> {
         if index >= self.sets.len() {
@@ -488,8 +505,12 @@ impl Objects {
 pub struct Recording<'a> {
     state: MutexGuard<'a, State>,
     objects: &'a mut Objects,
-    /// Descriptor sets, of which the last is bound.
+    /// The part that is recorded.
+    part: usize,
+    /// Descriptor sets that the pass has used.
     used: usize,
+    /// The one that is bound.
+    shown: Option<usize>,
     /// The kernel that runs next, unless another is bound.
     bound: vk::Pipeline,
 }
@@ -553,14 +574,14 @@ impl<'a> Recording<'a> {
 
     /// Binds a set that shows `wanted`: the last one, if it does.
     fn show(&mut self, wanted: &Shown) -> Result<(), DeviceError> {
-        let last = self.used.checked_sub(1);
-        if last.is_some_and(|last| self.objects.sets[last].shows(wanted)) {
+        if (self.shown).is_some_and(|shown| self.objects.sets[shown].shows(wanted)) {
             return Ok(());
         }
         let driver = Arc::clone(&self.objects.driver);
         let set = self.objects.set(self.used)?;
         set.show(&driver, wanted);
         let sets = [set.handle];
+        self.shown = Some(self.used);
         self.used += 1;
         let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.objects.commands);
         let layout = self.objects.layout.pipeline;
@@ -657,10 +678,32 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Ends the pass and queues it, after everything submitted before and before everything submitted after.
+    /// Queues what was recorded, so that the device begins with it; what follows takes effect after it. Does nothing where a
+    /// pass has as many parts as it may.
     ///
     /// # Errors
-    /// What the driver refuses; nothing was queued then.
+    /// What the driver refuses.
+    pub fn submit_part(&mut self) -> Result<(), DeviceError> {
+        let next = self.part + 1;
+        if next == PARTS {
+            return Ok(());
+        }
+        let (driver, commands) = (&self.objects.driver, self.objects.commands);
+        // SAFETY: V2 and V5.
+        unsafe { driver.device.end_command_buffer(commands) }
+            .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
+        self.objects.busy = self.state.queue.submit(commands)?;
+        // Nothing is bound in the next commands.
+        (self.shown, self.bound) = (None, vk::Pipeline::null());
+        self.part = next;
+        self.objects.begin_part(next)
+    }
+
+    /// Ends the pass and queues it, or what is left of it, after everything submitted before and before everything submitted
+    /// after.
+    ///
+    /// # Errors
+    /// What the driver refuses; what was not queued before is not then.
     pub fn submit(mut self) -> Result<Fence, DeviceError> {
         let barriers = [vk::MemoryBarrier::default()
             .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
