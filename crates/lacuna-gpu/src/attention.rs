@@ -17,7 +17,8 @@ use lacuna_pages::vulkan::Bound;
 use crate::arranged::BLOCK;
 use crate::capability::{element_code, mask_code};
 use crate::kernels::{
-    ATTEND_ROWS, ATTEND_TILE, Attend, FEW_QUERY_ROWS, Merge, NONE, PARTITION, THREADS, VECTOR_BYTES,
+    ATTEND_ROWS, ATTEND_TILE, Attend, ENOUGH_GROUPS, FEW_QUERY_ROWS, MERGED_ELEMENTS, Merge, NONE,
+    PARTITION, THREADS, VECTOR_BYTES,
 };
 use crate::pass::{Pass, Quantized, Shown, device_rows, number};
 
@@ -77,8 +78,20 @@ struct Group {
     tokens: Range<usize>,
     /// That any of them sees.
     partitions: Range<usize>,
+    /// Whether they are merged as they are computed: a token has one state then.
+    merged: bool,
     /// Where its states begin, in words behind the first.
     states: u64,
+}
+
+impl Group {
+    /// States that each token has room for.
+    fn states_of_token(&self) -> usize {
+        match self.merged {
+            true => 1,
+            false => self.partitions.len(),
+        }
+    }
 }
 
 /// What a segment of a pass, or a part of one, is to attention.
@@ -112,8 +125,36 @@ impl Sight<'_> {
         first / PARTITION..last / PARTITION + 1
     }
 
-    /// As many tokens from `start` on as `words` of states have room for, if any.
-    fn group(&self, start: usize, used: u64, words: u64) -> Option<Group> {
+    /// Query rows of `tokens` tokens that read the same heads.
+    fn query_rows(&self, tokens: usize) -> usize {
+        tokens * (self.shape.query_heads / self.shape.kv_heads)
+    }
+
+    /// Whether all partitions of a token can be merged as they are computed.
+    fn can_be_merged(&self) -> bool {
+        self.shape.value_dim <= MERGED_ELEMENTS
+    }
+
+    /// Whether there are enough workgroups where each has all partitions of its query rows.
+    fn is_wide(&self) -> bool {
+        let tiles = self.query_rows(self.tokens).div_ceil(ATTEND_TILE as usize);
+        tiles * self.shape.kv_heads >= ENOUGH_GROUPS
+    }
+
+    /// As many tokens from `start` on as `words` of states have room for, if any; all partitions of a token have one state
+    /// where they are merged.
+    fn group(&self, start: usize, used: u64, words: u64, merged: bool) -> Option<Group> {
+        if merged {
+            let count = (words - used) / state_words(self.shape, 1);
+            let end = self.tokens.min(start + count as usize);
+            let tokens = start..end;
+            return (!tokens.is_empty()).then(|| Group {
+                partitions: self.partitions(&tokens),
+                merged,
+                tokens,
+                states: used,
+            });
+        }
         let most = self.partitions(&(start..self.tokens)).len();
         let mut count = (words - used) / state_words(self.shape, most);
         if count == 0 {
@@ -125,6 +166,7 @@ impl Sight<'_> {
         let tokens = start..end;
         (!tokens.is_empty()).then(|| Group {
             partitions: self.partitions(&tokens),
+            merged,
             tokens,
             states: used,
         })
@@ -181,9 +223,10 @@ impl<'a> Pass<'a> {
                     tokens: tokens.len(),
                     whole,
                 };
+                let merged = self.merges(layer, &sight, segment);
                 let mut start = 0;
                 while start < sight.tokens {
-                    let Some(group) = sight.group(start, used, words) else {
+                    let Some(group) = sight.group(start, used, words, merged) else {
                         assert!(
                             used > 0,
                             "states have room for a token: the model was refused else"
@@ -194,7 +237,7 @@ impl<'a> Pass<'a> {
                     };
                     self.attend_group(layer, &sight, &group, (queries, before), segment)?;
                     let count = group.tokens.len();
-                    used += state_words(shape, group.partitions.len()) * count as u64;
+                    used += state_words(shape, group.states_of_token()) * count as u64;
                     let merge = self.merging(&sight, &group, to, before);
                     waiting.push((Merge { sinks, ..merge }, count));
                     start = group.tokens.end;
@@ -208,6 +251,16 @@ impl<'a> Pass<'a> {
             (output, heads * shape.value_dim),
             segments,
         )
+    }
+
+    /// Whether all partitions of what a segment's tokens see are merged as they are computed: where kernels can be shown them at
+    /// once, and those of many tokens do that.
+    fn merges(&self, layer: Layer, sight: &Sight<'_>, segment: &Segment<'_>) -> bool {
+        let sides = Side::BOTH.map(|side| device_rows(segment, layer, side));
+        let partitions = sight.partitions(&(0..sight.tokens));
+        let at_once = self.shown_at_once(&sides, &partitions).count() == 1;
+        let can = at_once && self.kernels.attend_tile.is_some() && sight.can_be_merged();
+        can && self.merge_partitions.unwrap_or_else(|| sight.is_wide())
     }
 
     /// The partitions of one group, in windows of rows where a sequence is longer than what a kernel is shown.
@@ -224,9 +277,9 @@ impl<'a> Pass<'a> {
         let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
         let held = segment.sequence.first_held(layer);
         let end = sight.end(&group.tokens);
-        let rows_of_group = group.tokens.len() * (shape.query_heads / shape.kv_heads);
+        let query_rows = sight.query_rows(group.tokens.len());
         let (kernel, at_once) = match &self.kernels.attend_tile {
-            Some(tile) if rows_of_group > FEW_QUERY_ROWS => (tile, ATTEND_TILE),
+            Some(tile) if group.merged || query_rows > FEW_QUERY_ROWS => (tile, ATTEND_TILE),
             _ => (&self.kernels.attend, ATTEND_ROWS),
         };
         let unit = match self.kernels.attend_tile {
@@ -256,7 +309,7 @@ impl<'a> Pass<'a> {
                 tokens: number(group.tokens.len()),
                 first_partition: number(partitions.start),
                 base_partition: number(group.partitions.start),
-                partitions: number(group.partitions.len()),
+                partitions: number(group.states_of_token()),
                 first_row: number(rows.start),
                 key_skip: keys.skip / unit,
                 key_stride: number(key.row_stride) / unit,
@@ -265,13 +318,13 @@ impl<'a> Pass<'a> {
                 elements: key_code + 4 * value_code,
                 ahead: sight.ahead(),
                 split: number(split(shape.head_dim, key.element)),
+                merged: group.merged.into(),
             };
             let windows = [self.activations(), keys.bound, values.bound, Bound::Unused];
-            let query_rows = number(rows_of_group);
             let grid = [
                 number(shape.kv_heads),
-                number(partitions.len()),
-                query_rows.div_ceil(at_once),
+                number(if group.merged { 1 } else { partitions.len() }),
+                number(query_rows).div_ceil(at_once),
             ];
             self.dispatch(kernel, windows, &constants, grid)?;
         }
@@ -328,12 +381,13 @@ impl<'a> Pass<'a> {
             position: number(sight.position),
             first_token: number(group.tokens.start),
             base_partition: number(group.partitions.start),
-            partitions: number(group.partitions.len()),
+            partitions: number(group.states_of_token()),
             first_block: number(elements / BLOCK),
             bytes: quantized.map_or(NONE, |to| to.bytes),
             scales: quantized.map_or(NONE, |to| to.scales),
             sums: quantized.map_or(NONE, |to| to.sums),
             ahead: sight.ahead(),
+            merged: group.merged.into(),
             sinks: NONE,
         }
     }

@@ -21,6 +21,9 @@ pub struct VulkanConfig {
     /// Whether kernels add up products of bytes by an instruction of the device's, where it has one. Default: where it
     /// says that this is faster. The numbers are the same.
     pub integer_dot: Option<bool>,
+    /// Whether attention of many tokens over rows of several partitions merges these as it goes through them. Default: where
+    /// that leaves enough to do side by side. The numbers are the same.
+    pub merge_partitions: Option<bool>,
 }
 
 impl VulkanConfig {

@@ -39,6 +39,7 @@ pub(crate) struct VulkanExecutor {
     arena: DeviceMemory,
     compute: Compute,
     window: u64,
+    merge_partitions: Option<bool>,
     staging_bytes: u64,
     /// What the host gives, and where it goes.
     input: Vec<f32>,
@@ -117,6 +118,7 @@ impl VulkanExecutor {
             kernels,
             compute,
             window,
+            merge_partitions: config.merge_partitions,
             staging_bytes: 4 * (input + logits) as u64,
             input: Vec::with_capacity(input),
             given: Vec::new(),
@@ -219,6 +221,7 @@ impl VulkanExecutor {
             alignment,
             size,
             whole_images: self.model.spec().keeps_images_whole(),
+            merge_partitions: self.merge_partitions,
         };
         pass.run(&self.actions, segments)?;
         let elements = size.logit_rows * self.model.spec().vocabulary;

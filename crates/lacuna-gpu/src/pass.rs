@@ -96,6 +96,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) size: PassSize,
     /// Whether the tokens of an image see all of it.
     pub(crate) whole_images: bool,
+    /// [`VulkanConfig::merge_partitions`](crate::VulkanConfig::merge_partitions).
+    pub(crate) merge_partitions: Option<bool>,
 }
 
 impl<'a> Pass<'a> {

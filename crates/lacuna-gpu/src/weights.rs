@@ -156,10 +156,10 @@ impl Layout {
         }
     }
 
-    /// Room for so many elements behind those that there are.
+    /// Room for so many elements behind those that there are, which are whole vectors of four.
     fn elements(&mut self, count: usize) -> u32 {
         let start = self.elements;
-        self.elements += count;
+        self.elements = (start + count).next_multiple_of(4);
         u32::try_from(start).expect("vectors of a model have fewer than 2^32 elements")
     }
 }

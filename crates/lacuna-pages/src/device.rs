@@ -240,11 +240,13 @@ pub trait HostCopies: fmt::Debug + Send + Sync {
     fn write(&self, to: Address, bytes: &[u8]) -> Result<Fence, DeviceError>;
 }
 
-/// What a kernel took in a pass.
+/// What a kernel took in a pass, in so many workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelTime {
     /// Its name.
     pub kernel: &'static str,
+    /// Workgroups of each dispatch, each way.
+    pub groups: [u32; 3],
     /// How often it was dispatched.
     pub dispatches: usize,
     /// From the end of what was dispatched before to the end of it, all dispatches together.

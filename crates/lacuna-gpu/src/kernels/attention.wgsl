@@ -1,7 +1,7 @@
 // What kernels of attention have in common: what they are told, and what a score is.
 //
 // Each makes, of a head of a token and a partition of PARTITION rows, the largest score, the sum of e^(score - largest), and
-// the sum of the values so weighed. `merge` puts the partitions of a token together. Partitions begin at multiples of
+// the sum of the values so weighed. `merge` puts the partitions of a token together, unless that was done. Partitions begin at multiples of
 // PARTITION rows of the sequence, and within one the order of sums is that of `attend.wgsl` in all kernels, so what comes out
 // does not depend on how a prompt was cut, nor on what else is in the batch. Rows that the mask hides from all tokens of a
 // workgroup are not touched: there may be no memory behind them.
@@ -33,6 +33,7 @@ struct Params {
     elements: u32,         // of keys, and those of values times 4. 0: f32, 1: f16, 2: bf16, 3: q8_0
     ahead: u32,            // behind the last row that all tokens see, or 0: each sees those up to its own
     split: u32,            // elements of keys whose products are added one after the other
+    merged: u32,           // whether a workgroup has all partitions of its query rows, which are merged then
 }
 
 var<immediate> p: Params;

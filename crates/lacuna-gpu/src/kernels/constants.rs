@@ -178,6 +178,7 @@ constants! {
         elements: u32,
         ahead: u32,
         split: u32,
+        merged: u32,
     }
 }
 
@@ -199,6 +200,7 @@ constants! {
         scales: u32,
         sums: u32,
         ahead: u32,
+        merged: u32,
         sinks: u32,
     }
 }

@@ -17,6 +17,7 @@ struct Params {
     scales: u32,
     sums: u32,
     ahead: u32,            // as `attend` has it
+    merged: u32,           // whether the partitions are one already
     sinks: u32,            // where the logit of each head that takes its share begins in `vectors`, or NONE
 }
 
@@ -46,8 +47,12 @@ fn merge(
     var merged = vec4<f32>();
     if within {
         let own = p.position + token;
-        let start = first_row(own) / PARTITION - p.base_partition;
-        let end = (seen_to(own) - 1u) / PARTITION - p.base_partition;
+        var start = 0u;
+        var end = 0u;
+        if p.merged == 0u {
+            start = first_row(own) / PARTITION - p.base_partition;
+            end = (seen_to(own) - 1u) / PARTITION - p.base_partition;
+        }
         let size = p.value_dim + 2u;
         let states = p.states + (place.y * p.query_heads + head) * p.partitions * size;
         let left = p.value_dim - element;

@@ -10,7 +10,7 @@
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 96). Products of packed bytes by one instruction are in those
+//!   and constants of at most 128 bytes (the longest has 100). Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
 
 mod constants;
@@ -59,6 +59,10 @@ pub(crate) const PARTITION: usize = 64;
 pub(crate) const ATTEND_ROWS: u32 = 4;
 /// And of many.
 pub(crate) const ATTEND_TILE: u32 = 64;
+/// Elements of values that a thread of such a workgroup can keep sums of over several partitions.
+pub(crate) const MERGED_ELEMENTS: usize = 128;
+/// Workgroups that are enough to keep a device busy: where there are as many, each has all partitions of its query rows.
+pub(crate) const ENOUGH_GROUPS: usize = 128;
 /// The most query rows that are few: keys and values are read once for every four of them.
 pub(crate) const FEW_QUERY_ROWS: usize = 16;
 /// What rows of keys and values are read by, where they are whole vectors of so many bytes.

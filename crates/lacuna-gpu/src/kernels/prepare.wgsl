@@ -21,10 +21,19 @@ struct Params {
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> vectors: array<f32>;
+@group(0) @binding(1) var<storage, read> vectors: array<vec4<f32>>;
 
 const THREADS = 256u;
 const NONE = 0xffffffffu;
+// Vectors of a short row that a thread has at most.
+const HELD = 4u;
+
+struct Held {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
 
 fn put(word: u32, value: u32) {
     arena[word / 4u][word % 4u] = value;
@@ -32,10 +41,6 @@ fn put(word: u32, value: u32) {
 
 fn four(at: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(arena[at]);
-}
-
-fn weights(at: u32) -> vec4<f32> {
-    return vec4<f32>(vectors[at], vectors[at + 1u], vectors[at + 2u], vectors[at + 3u]);
 }
 
 // A sum of squares that goes on.
@@ -52,6 +57,88 @@ fn scale_of(thread: u32, sum: f32, epsilon: f32) -> f32 {
     return 1.0 / sqrt(together(thread, sum) / f32(p.width) + epsilon);
 }
 
+// A vector of a short row as far as there is one; zeros, which change no sum of squares, else.
+fn held(at: u32, i: u32, fours: u32) -> vec4<f32> {
+    if i >= fours {
+        return vec4<f32>();
+    }
+    return four(at + i);
+}
+
+fn all_held(at: u32, thread: u32, fours: u32) -> Held {
+    return Held(
+        held(at, thread, fours),
+        held(at, thread + THREADS, fours),
+        held(at, thread + 2u * THREADS, fours),
+        held(at, thread + 3u * THREADS, fours),
+    );
+}
+
+fn weight_of(i: u32, fours: u32) -> vec4<f32> {
+    if p.weight == NONE || i >= fours {
+        return vec4<f32>(1.0);
+    }
+    return vectors[p.weight / 4u + i];
+}
+
+// Writes a vector of a row and its bytes, as far as these are asked for. All threads come here together.
+fn leave(thread: u32, i: u32, fours: u32, start: u32, x: vec4<f32>) {
+    if p.to != NONE && i < fours {
+        arena[p.to / 4u + start + i] = bitcast<vec4<u32>>(x);
+    }
+    if p.bytes != NONE {
+        quantize_four(thread, x, start + i, i < fours);
+    }
+}
+
+// What is done to a row that threads can keep, and to which at most rows without a norm are added: everything is read
+// before anything is written, so that it is waited for once.
+fn prepare_short(thread: u32, start: u32) {
+    let fours = p.width / 4u;
+    let source = p.source / 4u + start;
+    var x = all_held(source, thread, fours);
+    let weights = Held(
+        weight_of(thread, fours),
+        weight_of(thread + THREADS, fours),
+        weight_of(thread + 2u * THREADS, fours),
+        weight_of(thread + 3u * THREADS, fours),
+    );
+    if p.add != NONE {
+        let more = all_held(p.add / 4u + start, thread, fours);
+        let factor = vec4<f32>(p.factor);
+        x = Held(
+            fma(factor, more.a, x.a),
+            fma(factor, more.b, x.b),
+            fma(factor, more.c, x.c),
+            fma(factor, more.d, x.d),
+        );
+        if thread < fours {
+            arena[source + thread] = bitcast<vec4<u32>>(x.a);
+        }
+        if thread + THREADS < fours {
+            arena[source + thread + THREADS] = bitcast<vec4<u32>>(x.b);
+        }
+        if thread + 2u * THREADS < fours {
+            arena[source + thread + 2u * THREADS] = bitcast<vec4<u32>>(x.c);
+        }
+        if thread + 3u * THREADS < fours {
+            arena[source + thread + 3u * THREADS] = bitcast<vec4<u32>>(x.d);
+        }
+    }
+    let sum = squares(squares(squares(squares(0.0, x.a), x.b), x.c), x.d);
+    let scale = scale_of(thread, sum, p.epsilon);
+    leave(thread, thread, fours, start, x.a * scale * weights.a);
+    if fours > THREADS {
+        leave(thread, thread + THREADS, fours, start, x.b * scale * weights.b);
+    }
+    if fours > 2u * THREADS {
+        leave(thread, thread + 2u * THREADS, fours, start, x.c * scale * weights.c);
+    }
+    if fours > 3u * THREADS {
+        leave(thread, thread + 3u * THREADS, fours, start, x.d * scale * weights.d);
+    }
+}
+
 @compute @workgroup_size(THREADS)
 fn prepare(
     @builtin(local_invocation_index) thread: u32,
@@ -59,6 +146,10 @@ fn prepare(
 ) {
     let fours = p.width / 4u;
     let start = group.x * fours;
+    if fours <= HELD * THREADS && p.inner == NONE && p.centered == 0u {
+        prepare_short(thread, start);
+        return;
+    }
     let source = p.source / 4u + start;
     let add = p.add / 4u + start;
     var inner = 1.0;
@@ -84,7 +175,7 @@ fn prepare(
         if p.add != NONE {
             var more = four(add + i);
             if p.inner != NONE {
-                more = (more - inner_mean) * inner * weights(p.inner + 4u * i);
+                more = (more - inner_mean) * inner * vectors[p.inner / 4u + i];
             }
             x = fma(vec4<f32>(p.factor), more, x);
             arena[source + i] = bitcast<vec4<u32>>(x);
@@ -103,20 +194,11 @@ fn prepare(
     let scale = scale_of(thread, sum, p.epsilon);
     for (var first = 0u; first < fours; first += THREADS) {
         let i = first + thread;
-        let within = i < fours;
         var x = vec4<f32>();
-        if within {
+        if i < fours {
             // What this thread itself has written.
-            x = (four(source + i) - mean) * scale;
-            if p.weight != NONE {
-                x *= weights(p.weight + 4u * i);
-            }
-            if p.to != NONE {
-                arena[p.to / 4u + start + i] = bitcast<vec4<u32>>(x);
-            }
+            x = (four(source + i) - mean) * scale * weight_of(i, fours);
         }
-        if p.bytes != NONE {
-            quantize_four(thread, x, start + i, within);
-        }
+        leave(thread, i, fours, start, x);
     }
 }

@@ -27,16 +27,16 @@ fn in_chunks(model: &mut OnDevice, tokens: &[u32], chunk: usize) -> Vec<f32> {
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn one_pass_equals_chunks_and_token_by_token() {
     let mut model = demo();
-    // Rows in three partitions.
-    let tokens = some_tokens(530, model.vocabulary());
+    // Rows in four partitions.
+    let tokens = some_tokens(210, model.vocabulary());
     let whole = model.logits(&tokens);
-    for chunk in [3, 64, 257] {
+    for chunk in [3, 64, 130] {
         assert!(
             in_chunks(&mut model, &tokens, chunk) == whole,
             "chunks of {chunk}"
         );
     }
-    let start = &tokens[..270];
+    let start = &tokens[..100];
     let one_by_one = in_chunks(&mut model, start, 1);
     assert!(one_by_one == whole[..one_by_one.len()], "token by token");
 }
@@ -71,7 +71,7 @@ fn one_pass_equals_chunks_with_other_weights_and_windows() {
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_batch_of_sequences_equals_each_alone() {
     let mut model = demo();
-    let prompts = [300, 1, 17, 2, 5].map(|count| some_tokens(count, 250 + count));
+    let prompts = [150, 1, 17, 2, 5].map(|count| some_tokens(count, 250 + count));
     let alone: Vec<f32> = prompts
         .iter()
         .flat_map(|prompt| {
@@ -183,6 +183,33 @@ fn products_of_bytes_by_one_instruction_equal_others() {
             [3, 40].map(|count| model.logits(&some_tokens(count, 16)))
         };
         assert!(logits(true) == logits(false), "{path}");
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn partitions_that_are_merged_as_they_are_computed_equal_others() {
+    for path in [
+        "demo",
+        "families/gemma2/hf",
+        "families/gpt-oss/hf",
+        "families/mistral-window/hf",
+    ] {
+        let logits = |merge_partitions| {
+            let config = VulkanConfig {
+                merge_partitions: Some(merge_partitions),
+                ..VulkanConfig::default()
+            };
+            let policy = KvPolicy::default();
+            let model = OnDevice::with(path, ElementType::F16, policy, config);
+            let mut model = model.expect("the device runs it");
+            let tokens = some_tokens(200, model.vocabulary().min(16));
+            // In chunks of which each begins in the middle of a partition.
+            (model.logits(&tokens), in_chunks(&mut model, &tokens, 90))
+        };
+        let (whole, chunks) = logits(true);
+        assert!(whole == chunks, "{path} in chunks");
+        assert!((whole, chunks) == logits(false), "{path}");
     }
 }
 

@@ -435,6 +435,8 @@ impl Compute {
             used: 0,
             shown: None,
             bound: vk::Pipeline::null(),
+            copied: false,
+            seen_by_copies: true,
         })
     }
 
@@ -460,8 +462,12 @@ impl Objects {
         let info = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         // SAFETY: C2, V2 and V5.
-        unsafe { self.driver.device.begin_command_buffer(self.commands, &info) }
-            .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))
+        unsafe {
+            self.driver
+                .device
+                .begin_command_buffer(self.commands, &info)
+        }
+        .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))
     }
 
     /// The descriptor set of this number, made with others when there is none yet.
@@ -513,6 +519,10 @@ pub struct Recording<'a> {
     shown: Option<usize>,
     /// The kernel that runs next, unless another is bound.
     bound: vk::Pipeline,
+    /// Whether there were copies since the last barrier.
+    copied: bool,
+    /// Whether copies see what was recorded before the last barrier, too.
+    seen_by_copies: bool,
 }
 
 impl fmt::Debug for Recording<'_> {
@@ -567,7 +577,7 @@ impl<'a> Recording<'a> {
             device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
         }
         if let Some(times) = &mut self.objects.times {
-            times.note(commands, kernel.name);
+            times.note(commands, (kernel.name, groups));
         }
         Ok(())
     }
@@ -653,6 +663,10 @@ impl<'a> Recording<'a> {
     }
 
     fn copy_window(&mut self, from: Window, to: Window) {
+        if !self.seen_by_copies {
+            self.barrier_of_all();
+        }
+        self.copied = true;
         let regions = [vk::BufferCopy::default()
             .src_offset(from.offset)
             .dst_offset(to.offset)
@@ -665,11 +679,30 @@ impl<'a> Recording<'a> {
     /// What was recorded before is done, and seen, before what is recorded after begins: over all memory,
     /// since pages may be mapped in several buffers at once.
     pub fn barrier(&mut self) {
-        let after = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
-        let barriers = [vk::MemoryBarrier::default()
-            .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
-            .dst_access_mask(after)];
+        match self.copied {
+            true => self.barrier_of_all(),
+            false => {
+                self.seen_by_copies = false;
+                let all = vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE;
+                let stage = vk::PipelineStageFlags::COMPUTE_SHADER;
+                self.wait(stage, [vk::AccessFlags::SHADER_WRITE, all]);
+            }
+        }
+    }
+
+    /// The same, of copies too: a driver may take some microseconds longer to see to these.
+    fn barrier_of_all(&mut self) {
+        self.copied = false;
+        self.seen_by_copies = true;
+        let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
         let stages = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
+        self.wait(stages, [vk::AccessFlags::MEMORY_WRITE, all]);
+    }
+
+    fn wait(&mut self, stages: vk::PipelineStageFlags, [before, after]: [vk::AccessFlags; 2]) {
+        let barriers = [vk::MemoryBarrier::default()
+            .src_access_mask(before)
+            .dst_access_mask(after)];
         let (device, commands) = (&self.objects.driver.device, self.objects.commands);
         let none = vk::DependencyFlags::empty();
         // SAFETY: V2 and V5.
@@ -693,8 +726,9 @@ impl<'a> Recording<'a> {
         unsafe { driver.device.end_command_buffer(commands) }
             .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
         self.objects.busy = self.state.queue.submit(commands)?;
-        // Nothing is bound in the next commands.
+        // Nothing is bound in the next commands, which see everything.
         (self.shown, self.bound) = (None, vk::Pipeline::null());
+        (self.copied, self.seen_by_copies) = (false, true);
         self.part = next;
         self.objects.begin_part(next)
     }

@@ -22,7 +22,7 @@ const MOST: usize = 8192;
 pub(super) struct Times {
     driver: Arc<Driver>,
     pool: vk::QueryPool,
-    kernels: Vec<&'static str>,
+    kernels: Vec<(&'static str, [u32; 3])>,
     /// Whether the pass was submitted. Of one that was not, the device never reads its clock.
     submitted: bool,
 }
@@ -68,7 +68,7 @@ impl Times {
     }
 
     /// A kernel has been dispatched.
-    pub(super) fn note(&mut self, commands: vk::CommandBuffer, kernel: &'static str) {
+    pub(super) fn note(&mut self, commands: vk::CommandBuffer, kernel: (&'static str, [u32; 3])) {
         if self.kernels.len() < MOST {
             self.kernels.push(kernel);
             self.write(commands, self.kernels.len() as u32);
@@ -103,16 +103,18 @@ impl Times {
         }
         .map_err(|result| self.driver.failure("vkGetQueryPoolResults", result, 0))?;
         let mut times: Vec<KernelTime> = Vec::new();
-        for (&kernel, ends) in self.kernels.iter().zip(ticks.windows(2)) {
+        for (&(kernel, groups), ends) in self.kernels.iter().zip(ticks.windows(2)) {
             let ticks = ends[1].saturating_sub(ends[0]) as f64;
             let time = Duration::from_nanos((ticks * self.driver.limits.tick_nanoseconds) as u64);
-            match times.iter_mut().find(|known| known.kernel == kernel) {
+            let mut known = times.iter_mut();
+            match known.find(|known| (known.kernel, known.groups) == (kernel, groups)) {
                 Some(known) => {
                     known.dispatches += 1;
                     known.time += time;
                 }
                 None => times.push(KernelTime {
                     kernel,
+                    groups,
                     dispatches: 1,
                     time,
                 }),
