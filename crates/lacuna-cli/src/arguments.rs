@@ -42,7 +42,8 @@ pub struct EngineArgs {
     pub ctx: Option<NonZeroUsize>,
     /// How KV memory is held: sparse (pages as tokens arrive), dense (all at start), paged or
     /// paged:TOKENS (blocks that a table finds), grow:mlx or grow:double-linear[:CELLS] (copies to
-    /// grow); sparse and dense also as :head-major or :interleaved=LAYERS
+    /// grow); sparse and dense also as :head-major or :interleaved=LAYERS, which sparse without a layout is with
+    /// --device, with as many layers as there are
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub kv: KvPolicy,
     /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0

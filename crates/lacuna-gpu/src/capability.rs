@@ -3,12 +3,14 @@
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{DType, ElementType};
-use lacuna_kv::{Geometry, KvPolicy, Side, ValueRows};
+use lacuna_kv::{Geometry, KvPolicy, Layout, Side, ValueRows};
 use lacuna_models::program::{Lookup, Op, Step};
 use lacuna_models::spec::{Activation, Gating, Mask};
 use lacuna_models::{ExecutorError, Model};
+use lacuna_pages::ByteLength;
+use lacuna_pages::vulkan::PageTable;
 
-use crate::kernels::{HADAMARD_ELEMENTS, MOST_EXPERTS, MOST_STATE_ROWS, products};
+use crate::kernels::{HADAMARD_ELEMENTS, MOST_EXPERTS, MOST_STATE_ROWS, PARTITION, products};
 
 /// What the kernels call an element type of KV rows.
 pub(crate) fn element_code(element: ElementType) -> Option<u32> {
@@ -47,6 +49,36 @@ pub(crate) fn mask_code(mask: Mask) -> Option<(u32, u32)> {
     }
 }
 
+/// The bytes of a buffer that kernels can be shown at once on every device: Vulkan asks for as many.
+const LEAST_WINDOW: u64 = 128 << 20;
+
+/// A policy as the device has it. Without a page table all memory is there from the start. With one, sparse without a layout
+/// has layers whose rows are alike side by side, as many as kernels can be shown a partition of: a call that changes page
+/// tables costs as much as a dozen kernels, and more the more buffers change; with layers in one, a step changes two.
+pub(crate) fn as_held(
+    policy: KvPolicy,
+    geometry: &Geometry,
+    window: Option<ByteLength>,
+    pages: PageTable,
+) -> KvPolicy {
+    match policy {
+        KvPolicy::Sparse(layout) if pages == PageTable::Unused => return KvPolicy::Dense(layout),
+        KvPolicy::Sparse(Layout::TokenMajor) => {}
+        policy => return policy,
+    }
+    let window = window.map_or(LEAST_WINDOW, |window| window.get().min(LEAST_WINDOW));
+    let rows = geometry.own_rows().flat_map(|(_, rows)| {
+        let bytes = |side| geometry.row_bytes(&rows, side) as u64;
+        Side::BOTH.map(bytes)
+    });
+    let partition = rows.max().unwrap_or(1).max(1) * PARTITION as u64;
+    // With one more, for what is shown before a window because of alignment.
+    let most = (window / partition).saturating_sub(1);
+    let layers = geometry.layers().len().min(most as usize);
+    let layers = NonZeroUsize::new(layers).unwrap_or(NonZeroUsize::MIN);
+    KvPolicy::Sparse(Layout::Interleaved(layers))
+}
+
 /// Whether KV rows can be computed over that are held so.
 pub(crate) fn check_kv(
     device: &str,
@@ -59,8 +91,11 @@ pub(crate) fn check_kv(
             what,
         })
     };
-    let sparse = matches!(policy, KvPolicy::Sparse(layout) if layout.tile_tokens() == 1);
-    if !sparse {
+    let flat = match policy {
+        KvPolicy::Sparse(layout) | KvPolicy::Dense(layout) => layout.tile_tokens() == 1,
+        _ => false,
+    };
+    if !flat {
         return refused(format!("by the policy `{policy}`"));
     }
     for (layer, rows) in geometry.own_rows() {

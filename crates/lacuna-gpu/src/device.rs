@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{ComputeDevice, Executor, ExecutorError, Model};
-use lacuna_pages::vulkan::Compute;
+use lacuna_pages::vulkan::{Compute, PageTable};
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
 use crate::executor::VulkanExecutor;
@@ -24,6 +24,8 @@ pub struct VulkanConfig {
     /// Whether attention of many tokens over rows of several partitions merges these as it goes through them. Default: where
     /// that leaves enough to do side by side. The numbers are the same.
     pub merge_partitions: Option<bool>,
+    /// The most of the device's page table that is used. Default all of it.
+    pub page_table: PageTable,
 }
 
 impl VulkanConfig {
@@ -33,7 +35,7 @@ impl VulkanConfig {
     }
 }
 
-/// A Vulkan device with sparse buffers: the best there is.
+/// A Vulkan device: the best there is.
 #[derive(Debug)]
 pub struct Vulkan {
     device: VulkanDevice,
@@ -44,7 +46,7 @@ impl Vulkan {
     /// Opens the best device there is, a GPU before a software driver, and has it compute something known.
     ///
     /// # Errors
-    /// [`ExecutorError::Unavailable`] where there is no driver or no device with sparse buffers, and
+    /// [`ExecutorError::Unavailable`] where there is no driver or no device that computes, and
     /// [`ExecutorError::Faulty`] for one that computes wrong numbers.
     pub fn open() -> Result<Self, ExecutorError> {
         Self::open_with(VulkanConfig::default())
@@ -55,7 +57,7 @@ impl Vulkan {
     /// # Errors
     /// As [`Vulkan::open`].
     pub fn open_with(config: VulkanConfig) -> Result<Self, ExecutorError> {
-        let device = VulkanDevice::open().map_err(|error| match error {
+        let device = VulkanDevice::open_with(config.page_table).map_err(|error| match error {
             DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
             error => error.into(),
         })?;
@@ -90,6 +92,8 @@ impl ComputeDevice for Vulkan {
     }
 
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
+        let pages = self.device.page_table();
+        let policy = capability::as_held(policy, &geometry, self.config.window, pages);
         capability::check_kv(self.name(), &geometry, policy)?;
         // States are computed in their place, so that no step can go back.
         let geometry = geometry.without_state_inputs();

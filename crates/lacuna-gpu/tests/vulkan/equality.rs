@@ -7,6 +7,7 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Layout};
 use lacuna_models::LogitRows;
 use lacuna_pages::ByteLength;
+use lacuna_pages::vulkan::PageTable;
 
 use crate::support::{OnDevice, expected, some_tokens};
 
@@ -146,7 +147,7 @@ fn forked_shared_and_truncated_equal_fresh() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn short_windows_equal_whole_buffers() {
-    let tokens = some_tokens(530, 250);
+    let tokens = some_tokens(280, 250);
     let whole = demo().logits(&tokens);
     let config = VulkanConfig {
         // A partition of rows, and a few dozen rows of a matrix.
@@ -213,6 +214,51 @@ fn partitions_that_are_merged_as_they_are_computed_equal_others() {
     }
 }
 
+/// The ways that a device without a page table, or with less of one, holds rows.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn memory_without_pages_equals_pages() {
+    for path in [
+        "demo",
+        "families/mistral-window/hf",
+        "families/qwen3-next/hf",
+        "families/deepseek-v3/hf",
+    ] {
+        let logits = |page_table, policy: &str| {
+            let config = VulkanConfig {
+                page_table,
+                ..VulkanConfig::default()
+            };
+            let policy = policy.parse().expect("a policy");
+            let model = OnDevice::with(path, ElementType::F16, policy, config);
+            let mut model = model.expect("the device runs it");
+            let tokens = some_tokens(100, model.vocabulary().min(16));
+            let whole = model.logits(&tokens);
+            let chunks = in_chunks(&mut model, &tokens, 33);
+            assert!(whole == chunks, "{path}: {page_table:?} in chunks");
+
+            let mut first = model.sequence();
+            model.extend(&mut first, &tokens[..60]);
+            // Shared where pages can be, and copied where not.
+            let mut fork = first.fork().expect("there is memory");
+            let forked = model.extend(&mut fork, &tokens[60..]);
+            assert!(whole.ends_with(&forked), "{path}: {page_table:?} forked");
+            whole
+        };
+        let shared = logits(PageTable::Shared, "sparse");
+        for (page_table, policy) in [
+            (PageTable::Shared, "dense"),
+            (PageTable::Unshared, "sparse"),
+            (PageTable::Unused, "sparse"),
+        ] {
+            assert!(
+                logits(page_table, policy) == shared,
+                "{path}: {page_table:?} {policy}"
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn interleaved_layers_equal_buffers_of_their_own() {
@@ -222,7 +268,11 @@ fn interleaved_layers_equal_buffers_of_their_own() {
         let model = OnDevice::with("llama3/hf", ElementType::F16, policy, config);
         model.expect("the device runs it").logits(&tokens)
     };
-    let two = NonZeroUsize::new(2).expect("not zero");
-    let together = logits(KvPolicy::Sparse(Layout::Interleaved(two)));
-    assert!(together == logits(KvPolicy::default()));
+    let layers = |count| {
+        let count = NonZeroUsize::new(count).expect("not zero");
+        logits(KvPolicy::Sparse(Layout::Interleaved(count)))
+    };
+    let alone = layers(1);
+    assert!(alone == layers(2));
+    assert!(alone == logits(KvPolicy::default()));
 }

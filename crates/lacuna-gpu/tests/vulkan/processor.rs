@@ -90,7 +90,7 @@ fn texts_of_several_partitions_are_those_of_the_processor() {
         ("qwen2/model.gguf", ElementType::F32),
         ("mistral/model.gguf", ElementType::F16),
     ] {
-        compare(path, element, &some_tokens(600, 272));
+        compare(path, element, &some_tokens(200, 272));
     }
 }
 
@@ -100,7 +100,7 @@ fn texts_of_several_partitions_are_those_of_the_processor() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn texts_of_the_demo_are_those_of_the_processor_but_for_rounded_activations() {
-    let tokens = some_tokens(600, 300);
+    let tokens = some_tokens(200, 300);
     let mut device = OnDevice::open("demo", ElementType::F16);
     let found = device.logits(&tokens);
     let wanted = OnProcessor::open("demo", ElementType::F16).logits(&tokens);

@@ -44,7 +44,7 @@ fn weight_types_that_it_cannot_multiply_with_are_named() {
 fn kv_memory_that_it_cannot_compute_over_is_refused() {
     let f16 = KvElements::default();
     for (policy, elements) in [
-        ("dense", f16),
+        ("grow:mlx", f16),
         ("paged", f16),
         ("sparse:head-major", f16),
         ("sparse", KvElements::both(ElementType::Q4_0)),

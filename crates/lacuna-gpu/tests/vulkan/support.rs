@@ -15,10 +15,10 @@ use lacuna_models::{
 };
 use serde::Deserialize;
 
-pub(crate) const CONTEXT: usize = 1024;
+pub(crate) const CONTEXT: usize = 512;
 /// What the order of sums may make of logits, relative.
 pub(crate) const BOUND: f64 = 1e-3;
-pub(crate) const BATCH: usize = 640;
+pub(crate) const BATCH: usize = 320;
 
 #[derive(Deserialize)]
 pub(crate) struct Expected {

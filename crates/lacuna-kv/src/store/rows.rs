@@ -19,7 +19,12 @@ pub(crate) fn zeroed_buffer(pool: &Pool, bytes: usize, label: String) -> Result<
     if pool.capabilities().commitment != Commitment::WithReservation {
         let all = 0..to_usize(buffer.reserved());
         buffer.ensure_mapped(all.clone())?;
-        buffer.bytes_mut(all)?.fill(0);
+        // By copies, as the host cannot reach the memory of every device.
+        let zeros = vec![0; all.len().min(1 << 20)];
+        for start in all.step_by(zeros.len().max(1)) {
+            let end = to_usize(buffer.reserved()).min(start + zeros.len());
+            buffer.write(start as u64, &zeros[..end - start])?;
+        }
     }
     Ok(buffer)
 }

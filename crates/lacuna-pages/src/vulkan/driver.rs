@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ash::vk;
 
 use super::NAME;
-use super::open::{Candidate, Families, Limits, OpenInstance, choose};
+use super::open::{Candidate, Families, Limits, OpenInstance, PageTable, choose};
 use crate::device::{DeviceError, Fence, FenceState, Patience};
 use crate::units::ByteLength;
 
@@ -37,6 +37,8 @@ pub(super) struct Driver {
     pub(super) limits: Limits,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
     pub(super) compute_family: u32,
+    /// What of the device's page table is used.
+    pub(super) pages: PageTable,
     pub(super) kind: vk::PhysicalDeviceType,
     name: String,
     timeline: vk::Semaphore,
@@ -67,13 +69,14 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Opens the best device that the loader offers.
-    pub(super) fn open() -> Result<(Arc<Self>, Queue), DeviceError> {
-        Self::open_with(|device| device)
+    /// Opens the best device that the loader offers, with at most `pages` of its page table.
+    pub(super) fn open(pages: PageTable) -> Result<(Arc<Self>, Queue), DeviceError> {
+        Self::open_with(pages, |device| device)
     }
 
     /// As [`Driver::open`], with the device's functions passed through `wrap`.
     pub(super) fn open_with(
+        pages: PageTable,
         wrap: impl FnOnce(ash::Device) -> ash::Device,
     ) -> Result<(Arc<Self>, Queue), DeviceError> {
         let instance = OpenInstance::shared()?;
@@ -82,10 +85,15 @@ impl Driver {
             .iter()
             .map(|&device| instance.describe(device))
             .collect();
-        let (index, families) = choose(&candidates)?;
+        let (index, families, pages) = choose(&candidates, pages)?;
         let physical = devices[index];
         let integer_dot = candidates[index].limits.integer_dot;
-        let device = wrap(create_device(instance, physical, families, integer_dot)?);
+        let device = wrap(create_device(
+            instance,
+            physical,
+            (families, pages),
+            integer_dot,
+        )?);
         let timeline = match create_timeline(&device) {
             Ok(timeline) => timeline,
             Err(result) => {
@@ -110,6 +118,7 @@ impl Driver {
             limits: chosen.limits.clone(),
             memory,
             compute_family: families.compute,
+            pages,
             kind: chosen.kind,
             name: chosen.name.clone(),
             timeline,
@@ -232,7 +241,7 @@ impl Driver {
 fn create_device(
     instance: &OpenInstance,
     physical: vk::PhysicalDevice,
-    families: Families,
+    (families, pages): (Families, PageTable),
     integer_dot: bool,
 ) -> Result<ash::Device, DeviceError> {
     let priority = [1.0];
@@ -249,9 +258,9 @@ fn create_device(
     // window's buffer, whatever the numbers it was given.
     let features = vk::PhysicalDeviceFeatures::default()
         .robust_buffer_access(true)
-        .sparse_binding(true)
-        .sparse_residency_buffer(true)
-        .sparse_residency_aliased(true);
+        .sparse_binding(pages > PageTable::Unused)
+        .sparse_residency_buffer(pages > PageTable::Unused)
+        .sparse_residency_aliased(pages == PageTable::Shared);
     let mut newer = vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true);
     let mut newest = vk::PhysicalDeviceVulkan13Features::default().shader_integer_dot_product(true);
     let mut info = vk::DeviceCreateInfo::default()

@@ -4,10 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ash::vk;
-
 use super::frames::{STAGING_BYTES, Window};
-use super::objects::{Buffer, KERNEL_USAGE, Memory};
+use super::objects::{Buffer, Memory};
 use super::queue::{VulkanQueue, take_frame};
 use super::{Shared, invalid};
 use crate::device::{DeviceError, Fence};
@@ -66,31 +64,13 @@ impl VulkanQueue {
         if length == ByteLength::ZERO {
             return Err(invalid("a piece of no bytes"));
         }
-        let mut state = self.lock();
-        let driver = Arc::clone(&state.driver);
-        let buffer = Buffer::plain(&driver, length.get(), KERNEL_USAGE)?;
-        let requirements = buffer.requirements();
-        let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
-        let any = vk::MemoryPropertyFlags::empty();
-        let memory_type = driver
-            .memory_type(requirements.memory_type_bits, local, any)
-            .ok_or(invalid("a piece: no memory type suits it"))?;
-        let size = requirements.size.max(length.get());
-        state.take_memory(size)?;
-        let made = Memory::new(&driver, size, memory_type)
-            .and_then(|memory| buffer.bind(&memory).map(|()| memory));
-        match made {
-            Ok(memory) => Ok(DeviceMemory {
-                shared: Arc::clone(&self.shared),
-                length: size,
-                buffer: Some(buffer),
-                memory: Some(memory),
-            }),
-            Err(error) => {
-                state.give_memory(size);
-                Err(error)
-            }
-        }
+        let (buffer, memory, size) = self.lock().piece(length.get())?;
+        Ok(DeviceMemory {
+            shared: Arc::clone(&self.shared),
+            length: size,
+            buffer: Some(buffer),
+            memory: Some(memory),
+        })
     }
 
     /// How much of the device's memory is taken.

@@ -10,8 +10,11 @@
 //! kernels are ordered with the batches on one timeline. Kernels of others run in passes of a [`Compute`], on
 //! mapped memory and on pieces of [`DeviceMemory`], in the same order.
 //!
-//! The driver is loaded when the device is opened. Where there is no loader, no driver or no
-//! sparse buffers, opening is [`DeviceError::Unavailable`] and the dense device serves.
+//! On a device without sparse buffers, or where [`PageTable`] says so, a reservation is a `VkBuffer` with memory from its first
+//! to its last byte, as on the [`DenseDevice`](crate::DenseDevice).
+//!
+//! The driver is loaded when the device is opened. Where there is no loader or no driver, opening is
+//! [`DeviceError::Unavailable`] and the dense device serves.
 //!
 //! ```
 //! # use lacuna_pages::{ByteLength, Device, DeviceError, Pool, PoolConfig, VulkanDevice};
@@ -69,6 +72,7 @@ use ash::vk;
 
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
 pub use memory::{DeviceMemory, MemoryUse};
+pub use open::PageTable;
 pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
@@ -111,26 +115,46 @@ impl VulkanDevice {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`], with what is missing, when there is no loader, no driver, or
-    /// no device with sparse buffers; other errors when a driver refuses to start.
+    /// no device that computes; other errors when a driver refuses to start.
     pub fn open() -> Result<Self, DeviceError> {
-        Self::with_driver(Driver::open()?)
+        Self::open_with(PageTable::default())
+    }
+
+    /// The same, with at most `pages` of its page table.
+    ///
+    /// # Errors
+    /// As [`VulkanDevice::open`].
+    pub fn open_with(pages: PageTable) -> Result<Self, DeviceError> {
+        Self::with_driver(Driver::open(pages)?)
+    }
+
+    /// What of the device's page table is used.
+    pub fn page_table(&self) -> PageTable {
+        self.shared.driver.pages
     }
 
     fn with_driver((driver, queue): (Arc<Driver>, driver::Queue)) -> Result<Self, DeviceError> {
         let state = State::new(Arc::clone(&driver), queue)?;
         let smallest = PageSize::new(state.granularity().max(PageSize::KIB_4.bytes()))
             .map_err(|_| invalid("pages that are no power of two"))?;
-        let hole = match driver.limits.strict_holes {
+        let strict = driver.limits.strict_holes && driver.pages != PageTable::Unused;
+        let hole = match strict {
             true => Hole::Zero,
             false => Hole::Undefined,
         };
         let capabilities = Capabilities {
             name: NAME,
             page_sizes: PageSize::all_between(smallest, smallest.max(PageSize::MIB_2)),
-            aliasing: Aliasing::Shared,
+            aliasing: match driver.pages {
+                PageTable::Shared => Aliasing::Shared,
+                PageTable::Unused | PageTable::Unshared => Aliasing::Unsupported,
+            },
             hole,
             ordering: Ordering::InOrder,
-            commitment: Commitment::PerHeap,
+            commitment: match driver.pages {
+                PageTable::Unused => Commitment::WithReservation,
+                PageTable::Unshared | PageTable::Shared => Commitment::PerHeap,
+            },
             mapping_limit: mapping_limit(driver.kind),
         };
         Ok(Self {

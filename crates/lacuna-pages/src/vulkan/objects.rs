@@ -20,6 +20,7 @@ use ash::vk;
 
 use super::bindings::Bindings;
 use super::driver::Driver;
+use super::open::PageTable;
 use crate::device::DeviceError;
 
 /// What every buffer that kernels see is used for.
@@ -77,11 +78,13 @@ impl Buffer {
         })
     }
 
-    /// A buffer of holes, whose pages may be bound elsewhere too.
+    /// A buffer of holes, whose pages may be bound elsewhere too if the device's page table allows it.
     pub(super) fn sparse(driver: &Arc<Driver>, length: u64) -> Result<Self, DeviceError> {
-        let flags = vk::BufferCreateFlags::SPARSE_BINDING
-            | vk::BufferCreateFlags::SPARSE_RESIDENCY
-            | vk::BufferCreateFlags::SPARSE_ALIASED;
+        let mut flags =
+            vk::BufferCreateFlags::SPARSE_BINDING | vk::BufferCreateFlags::SPARSE_RESIDENCY;
+        if driver.pages == PageTable::Shared {
+            flags |= vk::BufferCreateFlags::SPARSE_ALIASED;
+        }
         let info = vk::BufferCreateInfo::default()
             .flags(flags)
             .size(length)
@@ -160,12 +163,24 @@ impl Memory {
     }
 }
 
-/// A reservation: a sparse buffer and what is bound in it.
+/// A reservation: a buffer, and what is bound in it.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) buffer: Buffer,
     pub(super) length: u64,
-    pub(super) bindings: Bindings,
+    pub(super) bound: BoundMemory,
+}
+
+/// The memory of a reservation.
+#[derive(Debug)]
+pub(super) enum BoundMemory {
+    /// Pages of heaps, by the page table.
+    Pages(Bindings),
+    /// All of it, from its first to its last byte, of so many bytes.
+    All(
+        #[expect(dead_code, reason = "held as long as the buffer")] Memory,
+        u64,
+    ),
 }
 
 /// A heap: one allocation, and a buffer over all of it for copying into it.

@@ -62,6 +62,19 @@ pub(super) struct Limits {
     pub(super) fast_integer_dot: bool,
 }
 
+/// What of a device's page table is used. A device that has less is used with what it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PageTable {
+    /// None: every reservation is memory from its first to its last byte, as on a
+    /// [`DenseDevice`](crate::DenseDevice).
+    Unused,
+    /// Pages appear and go, each in one place at most.
+    Unshared,
+    /// All of it: pages may be in several places.
+    #[default]
+    Shared,
+}
+
 /// The queue families a device is used through; often one and the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Families {
@@ -182,7 +195,7 @@ impl OpenInstance {
         let limits = &basic.limits;
         Limits {
             address_space: limits.sparse_address_space_size,
-            buffer: buffer.min(limits.sparse_address_space_size),
+            buffer,
             allocation: third.max_memory_allocation_size,
             window: limits.max_storage_buffer_range.into(),
             window_alignment: limits.min_storage_buffer_offset_alignment.max(4),
@@ -213,25 +226,29 @@ impl OpenInstance {
     }
 }
 
-/// The best of `candidates`, or why none will do: a GPU before a software driver.
-pub(super) fn choose(candidates: &[Candidate]) -> Result<(usize, Families), DeviceError> {
+/// The best of `candidates`, how it is used, and what of its page table, which is at most `wanted`; or why none will do. A GPU
+/// comes before a software driver, whatever page tables these have.
+pub(super) fn choose(
+    candidates: &[Candidate],
+    wanted: PageTable,
+) -> Result<(usize, Families, PageTable), DeviceError> {
     if candidates.is_empty() {
         return Err(unavailable("no Vulkan device".to_owned()));
     }
-    let mut best: Option<(u8, usize, Families)> = None;
+    let mut best: Option<(_, usize, Families, PageTable)> = None;
     let mut lacking = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
-        match suits(candidate) {
-            Ok(families) => {
-                let rank = rank(candidate.kind);
+        match suits(candidate, wanted) {
+            Ok((families, pages)) => {
+                let rank = (rank(candidate.kind), std::cmp::Reverse(pages));
                 if best.is_none_or(|(least, ..)| rank < least) {
-                    best = Some((rank, index, families));
+                    best = Some((rank, index, families, pages));
                 }
             }
             Err(what) => lacking.push(format!("{} lacks {what}", candidate.name)),
         }
     }
-    best.map(|(_, index, families)| (index, families))
+    best.map(|(_, index, families, pages)| (index, families, pages))
         .ok_or_else(|| unavailable(lacking.join(", ")))
 }
 
@@ -244,13 +261,10 @@ fn rank(kind: vk::PhysicalDeviceType) -> u8 {
     }
 }
 
-/// The families to use a device through, or the first thing it lacks.
-fn suits(candidate: &Candidate) -> Result<Families, &'static str> {
+/// The families to use a device through and what of its page table, or the first thing it lacks.
+fn suits(candidate: &Candidate, wanted: PageTable) -> Result<(Families, PageTable), &'static str> {
     let needs = [
         (candidate.api_version >= vk::API_VERSION_1_2, "Vulkan 1.2"),
-        (candidate.sparse_binding, "sparseBinding"),
-        (candidate.sparse_residency_buffer, "sparseResidencyBuffer"),
-        (candidate.sparse_residency_aliased, "sparseResidencyAliased"),
         (candidate.timeline_semaphore, "timelineSemaphore"),
     ];
     if let Some((_, what)) = needs.into_iter().find(|(has, _)| !has) {
@@ -261,16 +275,27 @@ fn suits(candidate: &Candidate) -> Result<Families, &'static str> {
         let found = families.position(|family: &vk::QueueFlags| family.contains(flags));
         found.map(|index| index as u32)
     };
-    let both = vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING;
-    if let Some(family) = find(both) {
-        return Ok(Families {
-            compute: family,
-            bind: family,
-        });
-    }
-    Ok(Families {
-        compute: find(vk::QueueFlags::COMPUTE).ok_or("a compute queue")?,
-        bind: find(vk::QueueFlags::SPARSE_BINDING).ok_or("a sparse binding queue")?,
+    let compute = find(vk::QueueFlags::COMPUTE).ok_or("a compute queue")?;
+    let both = find(vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING);
+    let bind = both.or(find(vk::QueueFlags::SPARSE_BINDING));
+    let sparse = candidate.sparse_binding && candidate.sparse_residency_buffer;
+    let has = match (sparse, candidate.sparse_residency_aliased) {
+        (false, _) => PageTable::Unused,
+        (true, false) => PageTable::Unshared,
+        (true, true) => PageTable::Shared,
+    };
+    Ok(match (bind, has.min(wanted)) {
+        (None, _) | (_, PageTable::Unused) => {
+            let families = Families {
+                compute,
+                bind: compute,
+            };
+            (families, PageTable::Unused)
+        }
+        (Some(bind), pages) => {
+            let compute = both.unwrap_or(compute);
+            (Families { compute, bind }, pages)
+        }
     })
 }
 
@@ -300,7 +325,7 @@ mod tests {
     }
 
     fn reason(candidates: &[Candidate]) -> String {
-        match choose(candidates) {
+        match choose(candidates, PageTable::Shared) {
             Err(DeviceError::Unavailable { device, reason }) => {
                 assert_eq!(device, NAME);
                 reason
@@ -325,13 +350,42 @@ mod tests {
         let software = candidate("software", vk::PhysicalDeviceType::CPU);
         let integrated = candidate("integrated", vk::PhysicalDeviceType::INTEGRATED_GPU);
         let mut discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
-        let chosen = |list: &[Candidate]| choose(list).unwrap().0;
+        let chosen = |list: &[Candidate]| choose(list, PageTable::Shared).unwrap().0;
         assert_eq!(
             chosen(&[software.clone(), integrated.clone(), discrete.clone()]),
             2
         );
-        discrete.sparse_residency_buffer = false;
+        discrete.api_version = vk::API_VERSION_1_1;
         assert_eq!(chosen(&[software, integrated, discrete]), 1);
+    }
+
+    #[test]
+    fn a_device_is_used_with_the_page_table_it_has() {
+        let good = candidate("card", vk::PhysicalDeviceType::DISCRETE_GPU);
+        let with = |change: fn(&mut Candidate), wanted| {
+            let mut candidate = good.clone();
+            change(&mut candidate);
+            choose(&[candidate], wanted).unwrap().2
+        };
+        let all = PageTable::Shared;
+        assert_eq!(with(|_| {}, all), PageTable::Shared);
+        assert_eq!(with(|_| {}, PageTable::Unshared), PageTable::Unshared);
+        assert_eq!(with(|_| {}, PageTable::Unused), PageTable::Unused);
+        assert_eq!(with(|c| c.sparse_binding = false, all), PageTable::Unused);
+        assert_eq!(
+            with(|c| c.sparse_residency_buffer = false, all),
+            PageTable::Unused
+        );
+        assert_eq!(
+            with(|c| c.sparse_residency_aliased = false, all),
+            PageTable::Unshared
+        );
+        let no_queue = |c: &mut Candidate| c.families = vec![vk::QueueFlags::COMPUTE];
+        assert_eq!(with(no_queue, all), PageTable::Unused);
+        // Of two GPUs alike, the one with pages.
+        let mut dense = good.clone();
+        dense.sparse_binding = false;
+        assert_eq!(choose(&[dense, good.clone()], all).unwrap().0, 1);
     }
 
     #[test]
@@ -344,18 +398,6 @@ mod tests {
             reason(&[candidate])
         };
         assert_eq!(
-            lacks(|c| c.sparse_binding = false),
-            "card lacks sparseBinding"
-        );
-        assert_eq!(
-            lacks(|c| c.sparse_residency_buffer = false),
-            "card lacks sparseResidencyBuffer"
-        );
-        assert_eq!(
-            lacks(|c| c.sparse_residency_aliased = false),
-            "card lacks sparseResidencyAliased"
-        );
-        assert_eq!(
             lacks(|c| c.timeline_semaphore = false),
             "card lacks timelineSemaphore"
         );
@@ -364,8 +406,8 @@ mod tests {
             "card lacks Vulkan 1.2"
         );
         assert_eq!(
-            lacks(|c| c.families = vec![vk::QueueFlags::COMPUTE]),
-            "card lacks a sparse binding queue"
+            lacks(|c| c.families = vec![vk::QueueFlags::SPARSE_BINDING]),
+            "card lacks a compute queue"
         );
     }
 
@@ -381,6 +423,7 @@ mod tests {
             compute: 2,
             bind: 1,
         };
-        assert_eq!(choose(&[split]).unwrap(), (0, families));
+        let chosen = choose(&[split], PageTable::Shared);
+        assert_eq!(chosen.unwrap(), (0, families, PageTable::Shared));
     }
 }

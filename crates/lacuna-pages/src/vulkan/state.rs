@@ -10,20 +10,18 @@ use super::driver::{Driver, Queue};
 use super::frames::{Frames, Window};
 use super::invalid;
 use super::kernels::Kernels;
-use super::objects::{Buffer, Heap, Space};
+use super::objects::{BoundMemory, Buffer, Heap, KERNEL_USAGE, Memory, Space};
+use super::open::PageTable;
 use super::phases::{Bind, Kind, coalesce, phases};
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
-use crate::units::ByteLength;
+use crate::units::{ByteLength, PageSize};
 
 /// Something given back that the queue may still use.
 #[derive(Debug)]
 enum Retired {
-    Space(
-        #[expect(dead_code, reason = "held until it may be dropped")] Space,
-        u64,
-    ),
+    Space(Space, u64),
     Heap(
         #[expect(dead_code, reason = "held until it may be dropped")] Heap,
         u64,
@@ -62,7 +60,16 @@ impl Drop for State {
 
 impl State {
     pub(super) fn new(driver: Arc<Driver>, queue: Queue) -> Result<Self, DeviceError> {
-        let probe = Buffer::sparse(&driver, 1 << 20)?.requirements();
+        let probe = match driver.pages {
+            PageTable::Unused => Buffer::plain(&driver, 1 << 20, KERNEL_USAGE)?,
+            PageTable::Unshared | PageTable::Shared => Buffer::sparse(&driver, 1 << 20)?,
+        };
+        let probe = probe.requirements();
+        let granularity = match driver.pages {
+            // What is zeroed is whole pages, whatever they are.
+            PageTable::Unused => PageSize::KIB_4.bytes(),
+            PageTable::Unshared | PageTable::Shared => probe.alignment,
+        };
         Ok(Self {
             driver,
             queue,
@@ -73,7 +80,7 @@ impl State {
             retired: Vec::new(),
             reserved: 0,
             allocated: 0,
-            granularity: probe.alignment,
+            granularity,
             memory_types: probe.memory_type_bits,
         })
     }
@@ -98,8 +105,12 @@ impl State {
         if length == ByteLength::ZERO {
             return Err(invalid("a reservation of no bytes"));
         }
+        if self.driver.pages == PageTable::Unused {
+            return self.reserve_memory(length);
+        }
         let limits = &self.driver.limits;
-        let (buffer, total) = (limits.buffer, limits.address_space);
+        let total = limits.address_space;
+        let buffer = limits.buffer.min(total);
         let size = length.get().checked_next_multiple_of(self.granularity);
         let size = size.filter(|&size| size <= buffer);
         let size = size.ok_or(limit("a single reservation", length, buffer, 0))?;
@@ -112,10 +123,58 @@ impl State {
         let space = Space {
             buffer: Buffer::sparse(&self.driver, size)?,
             length: size,
-            bindings: Bindings::default(),
+            bound: BoundMemory::Pages(Bindings::default()),
         };
         self.reserved += size;
         Ok(SpaceId(insert(&mut self.spaces, space)))
+    }
+
+    /// A reservation that is memory throughout, of zeros.
+    fn reserve_memory(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError> {
+        let most = self.driver.limits.buffer;
+        let size = length.get().checked_next_multiple_of(self.granularity);
+        let size = size.filter(|&size| size <= most);
+        let size = size.ok_or(limit("a single reservation", length, most, 0))?;
+        let (buffer, memory, taken) = self.piece(size)?;
+        let space = Space {
+            buffer,
+            length: size,
+            bound: BoundMemory::All(memory, taken),
+        };
+        let window = Window {
+            buffer: space.buffer.name(),
+            offset: 0,
+            length: size,
+        };
+        self.reserved += size;
+        if let Err(error) = self.submit_transfers(vec![Transfer::Zero(window)]) {
+            self.retire(Retired::Space(space, size));
+            return Err(error);
+        }
+        Ok(SpaceId(insert(&mut self.spaces, space)))
+    }
+
+    /// A buffer with memory of its own, in the account, and the bytes of that.
+    pub(super) fn piece(&mut self, length: u64) -> Result<(Buffer, Memory, u64), DeviceError> {
+        let driver = Arc::clone(&self.driver);
+        let buffer = Buffer::plain(&driver, length, KERNEL_USAGE)?;
+        let requirements = buffer.requirements();
+        let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
+        let any = vk::MemoryPropertyFlags::empty();
+        let memory_type = driver
+            .memory_type(requirements.memory_type_bits, local, any)
+            .ok_or(invalid("a piece: no memory type suits it"))?;
+        let size = requirements.size.max(length);
+        self.take_memory(size)?;
+        let made = Memory::new(&driver, size, memory_type)
+            .and_then(|memory| buffer.bind(&memory).map(|()| memory));
+        match made {
+            Ok(memory) => Ok((buffer, memory, size)),
+            Err(error) => {
+                self.give_memory(size);
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
@@ -131,6 +190,9 @@ impl State {
 
     pub(super) fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
         let size = length.get();
+        if self.driver.pages == PageTable::Unused {
+            return Err(invalid("a heap: memory comes with the reservation"));
+        }
         if size == 0 || !size.is_multiple_of(self.granularity) {
             return Err(invalid("a heap that is not a multiple of its page"));
         }
@@ -184,12 +246,9 @@ impl State {
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.drop_retired()?;
-        if self
-            .spaces
-            .iter()
-            .flatten()
-            .any(|space| space.bindings.names(heap))
-        {
+        if self.spaces.iter().flatten().any(
+            |space| matches!(&space.bound, BoundMemory::Pages(bindings) if bindings.names(heap)),
+        ) {
             return Err(invalid("give a heap back that is still mapped"));
         }
         let slot = self.heaps.get_mut(heap.0 as usize);
@@ -240,7 +299,12 @@ impl State {
     fn drop_retired_until(&mut self, reached: Fence) {
         for (_, what) in self.retired.extract_if(.., |(fence, _)| *fence <= reached) {
             match what {
-                Retired::Space(_, length) => self.reserved -= length,
+                Retired::Space(space, length) => {
+                    self.reserved -= length;
+                    if let BoundMemory::All(_, taken) = space.bound {
+                        self.allocated -= taken;
+                    }
+                }
                 Retired::Heap(_, length) => self.allocated -= length,
             }
         }
@@ -273,6 +337,9 @@ impl State {
     }
 
     fn bind(&mut self, operations: &[Operation]) -> Result<Fence, DeviceError> {
+        if self.driver.pages == PageTable::Unused {
+            return Err(invalid("an operation other than zeroing"));
+        }
         let mut binds = Vec::with_capacity(operations.len());
         for &operation in operations {
             binds.extend(self.plan_bind(operation)?);
@@ -352,7 +419,10 @@ impl State {
         let Some(space) = self.spaces[address.space.0 as usize].as_mut() else {
             return;
         };
-        let (bindings, start) = (&mut space.bindings, address.offset);
+        let BoundMemory::Pages(bindings) = &mut space.bound else {
+            return;
+        };
+        let start = address.offset;
         match operation {
             Operation::Map {
                 place,
@@ -373,6 +443,10 @@ impl State {
             .iter()
             .map(|&operation| self.plan_transfer(operation))
             .collect::<Result<_, _>>()?;
+        self.submit_transfers(transfers)
+    }
+
+    fn submit_transfers(&mut self, transfers: Vec<Transfer>) -> Result<Fence, DeviceError> {
         let mut frame = self.frames.take(&self.driver)?;
         let mut recorder = frame.begin()?;
         for transfer in transfers {
@@ -460,7 +534,10 @@ impl State {
         wanted: Access,
     ) -> Result<Window, DeviceError> {
         let space = self.check_within(address, length)?;
-        let checked = space.bindings.check(address.offset, length.get(), wanted);
+        let checked = match &space.bound {
+            BoundMemory::Pages(bindings) => bindings.check(address.offset, length.get(), wanted),
+            BoundMemory::All(..) => Ok(()),
+        };
         checked.map_err(|denied| match denied {
             Denied::Hole => invalid("touch a hole; map it first"),
             Denied::Sealed => invalid("write to a sealed page; make it unique first"),

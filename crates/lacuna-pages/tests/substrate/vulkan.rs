@@ -4,56 +4,80 @@
 use std::sync::LazyLock;
 
 use lacuna_pages::device::Device;
+use lacuna_pages::vulkan::PageTable;
 use lacuna_pages::{Pool, VulkanDevice};
 use proptest::prelude::*;
 
 use crate::support::PAGE_SIZE;
 use crate::{model, storm};
 
+/// What of the page table of a graphics device a process was started to run the tests of every device with.
 const UNDER_TEST: &str = "LACUNA_PAGES_TEST_VULKAN";
+
+const PAGE_TABLES: [(&str, PageTable); 3] = [
+    ("shared", PageTable::Shared),
+    ("unshared", PageTable::Unshared),
+    ("unused", PageTable::Unused),
+];
 
 /// Whether this process was started to run the tests of every device on a graphics device.
 pub(crate) fn is_under_test() -> bool {
     std::env::var_os(UNDER_TEST).is_some()
 }
 
+/// The page table that this process was started with; all of it, if it was not.
+fn page_table() -> PageTable {
+    let wanted = std::env::var(UNDER_TEST).unwrap_or_default();
+    let found = PAGE_TABLES.iter().find(|(name, _)| *name == wanted);
+    found.map_or(PageTable::Shared, |(_, pages)| *pages)
+}
+
 /// The one device of this process, once more: opening a card takes tenths of a second, and hundreds of pools are
 /// tested. So they also prove that pools of one device leave each other alone.
 pub(crate) fn open() -> VulkanDevice {
     static DEVICE: LazyLock<VulkanDevice> = LazyLock::new(|| {
-        let device = VulkanDevice::open().expect("a driver with sparse buffers");
+        let device = VulkanDevice::open_with(page_table()).expect("a driver");
+        assert_eq!(
+            device.page_table(),
+            page_table(),
+            "a driver with sparse buffers"
+        );
         assert!(device.capabilities().page_sizes.contains(&PAGE_SIZE));
         device
     });
     DEVICE.share()
 }
 
-/// Runs the tests of this program whose names contain `filter` in a process that has no other device.
-fn passes(filter: &str) {
-    let program = std::env::current_exe().unwrap();
-    let mut command = std::process::Command::new(program);
-    let output = command.arg(filter).env(UNDER_TEST, "1").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}");
-    assert!(!text.contains("running 0 tests"), "{filter}: {text}");
+/// Runs the tests of this program whose names contain `filter` in processes that have no other device, with each of the page
+/// tables.
+fn passes(filter: &str, page_tables: &[(&str, PageTable)]) {
+    for (pages, _) in page_tables {
+        let program = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new(program);
+        let output = command.arg(filter).env(UNDER_TEST, pages).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{pages}: {text}");
+        assert!(!text.contains("running 0 tests"), "{filter}: {text}");
+    }
 }
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn what_every_device_must_do_is_done() {
-    passes("conformance::");
+    passes("conformance::", &PAGE_TABLES);
 }
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_call_fails_once_and_nothing_has_changed() {
-    passes("faults::");
+    // They share pages.
+    passes("faults::", &PAGE_TABLES[..1]);
 }
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn calls_that_make_no_sense_are_refused() {
-    passes("misuse::");
+    passes("misuse::", &PAGE_TABLES);
 }
 
 #[test]
