@@ -98,7 +98,7 @@ pub enum DeviceName {
     /// The processor
     #[default]
     Cpu,
-    /// The best Vulkan device with sparse buffers, a GPU before a software driver: decoders with weights of four bits and more
+    /// The best Vulkan device, a GPU before a software driver: decoders with weights of four bits and more
     #[cfg(feature = "vulkan")]
     Vulkan,
 }

@@ -245,16 +245,24 @@ fn attend_tile(
         for (var element = 0u; element < p.value_dim; element += 4u * ACROSS) {
             var near = Square();
             var far = Square();
+            let from_element = element + 4u * value_eight;
+            let brings = value_row < RUN && from_element < p.value_dim;
+            // What this thread brings is asked for while the run before it is added.
+            var ahead = Eight();
+            if brings {
+                ahead = values_of(clamp(start + value_row, seen.x, seen.y - 1u), head, from_element);
+            }
             for (var run = 0u; run < RUNS; run++) {
-                let from_element = element + 4u * value_eight;
-                if value_row < RUN && from_element < p.value_dim {
-                    let row = clamp(start + run * RUN + value_row, seen.x, seen.y - 1u);
-                    let eight = values_of(row, head, from_element);
+                if brings {
                     let at = VALUES + value_row * ACROSS + value_eight;
-                    space[at] = eight.low;
-                    space[at + 1u] = eight.high;
+                    space[at] = ahead.low;
+                    space[at + 1u] = ahead.high;
                 }
                 workgroupBarrier();
+                if brings && run + 1u < RUNS {
+                    let row = clamp(start + (run + 1u) * RUN + value_row, seen.x, seen.y - 1u);
+                    ahead = values_of(row, head, from_element);
+                }
                 var near_run = Square();
                 var far_run = Square();
                 for (var i = 0u; i < RUN; i++) {

@@ -33,6 +33,13 @@ fn put(word: u32, value: u32) {
     arena[word] = bitcast<f32>(value);
 }
 
+// What attention made of one partition, with the four elements from `element` on; what is beyond a head is not written.
+fn partial_of(state: u32, element: u32) -> Partial {
+    let at = state + 2u + element;
+    let weighed = vec4<f32>(arena[at], arena[at + 1u], arena[at + 2u], arena[at + 3u]);
+    return Partial(arena[state], arena[state + 1u], weighed);
+}
+
 @compute @workgroup_size(THREADS)
 fn merge(
     @builtin(local_invocation_index) thread: u32,
@@ -55,14 +62,23 @@ fn merge(
         }
         let size = p.value_dim + 2u;
         let states = p.states + (place.y * p.query_heads + head) * p.partitions * size;
-        let left = p.value_dim - element;
         var partial = NOTHING;
-        for (var part = start; part <= end; part++) {
-            let state = states + part * size;
-            let at = state + 2u + element;
-            // What is beyond a head is not written.
-            let weighed = vec4<f32>(arena[at], arena[at + 1u], arena[at + 2u], arena[at + 3u]);
-            partial = join(partial, Partial(arena[state], arena[state + 1u], weighed));
+        // Four at a time, which are asked for together.
+        for (var part = start; part <= end; part += 4u) {
+            let first = partial_of(states + part * size, element);
+            let second = partial_of(states + min(part + 1u, end) * size, element);
+            let third = partial_of(states + min(part + 2u, end) * size, element);
+            let fourth = partial_of(states + min(part + 3u, end) * size, element);
+            partial = join(partial, first);
+            if part + 1u <= end {
+                partial = join(partial, second);
+            }
+            if part + 2u <= end {
+                partial = join(partial, third);
+            }
+            if part + 3u <= end {
+                partial = join(partial, fourth);
+            }
         }
         if p.sinks != NONE {
             partial = join(partial, Partial(vectors[p.sinks + head], 1.0, vec4<f32>()));
@@ -70,7 +86,7 @@ fn merge(
         merged = partial.weighed / partial.sum;
         if p.output != NONE {
             let to = p.output + (token * p.query_heads + head) * p.value_dim + element;
-            for (var i = 0u; i < min(left, 4u); i++) {
+            for (var i = 0u; i < min(p.value_dim - element, 4u); i++) {
                 arena[to + i] = merged[i];
             }
         }

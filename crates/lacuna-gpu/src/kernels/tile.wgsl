@@ -42,6 +42,21 @@ fn add_rows(sums: vec4<f32>, four: Four, input: Input) -> vec4<f32> {
     );
 }
 
+// A lane and how many units are before one, counted from the lane's first: of the lane that the unit is in.
+fn in_lane(place: vec2<u32>, least: u32, longer: u32) -> vec2<u32> {
+    var lane = place.x;
+    var before = place.y;
+    loop {
+        let units = least + select(0u, 1u, lane < longer);
+        if before < units || lane == LANES {
+            break;
+        }
+        before -= units;
+        lane += 1u;
+    }
+    return vec2<u32>(lane, before);
+}
+
 @compute @workgroup_size(THREADS)
 fn tile(
     @builtin(local_invocation_index) thread: u32,
@@ -66,7 +81,6 @@ fn tile(
     // The first lanes have one unit more than the others.
     let least = p.units / LANES;
     let longer = p.units % LANES;
-    let before = longer * (least + 1u);
     var lane = 0u;
     var left = least + select(0u, 1u, longer > 0u);
 
@@ -78,26 +92,30 @@ fn tile(
     var sum_b = vec4<f32>();
     var sum_c = vec4<f32>();
     var sum_d = vec4<f32>();
+    // What this thread brings is asked for while the units before it are added.
+    var place = in_lane(vec2<u32>(0u, own_unit), least, longer);
+    var unit_ahead = Unit();
+    var input_ahead = Input();
+    if own_unit < p.units {
+        unit_ahead = load(own_row, place.y * LANES + place.x);
+        input_ahead = input_of(own_token, place.y * LANES + place.x);
+    }
     for (var start = 0u; start < p.units; start += STAGE) {
-        let index = start + own_unit;
-        if index < p.units {
-            var number = index % (least + 1u) * LANES + index / (least + 1u);
-            if index >= before {
-                let rest = index - before;
-                number = rest % max(least, 1u) * LANES + longer + rest / max(least, 1u);
-            }
-            let unit = load(own_row, number);
-            let input = input_of(own_token, number);
-            let at = 2u * own_unit * TILE + own;
-            weight_bytes[at] = unit.low;
-            weight_bytes[at + TILE] = unit.high;
-            weight_scales[thread] = unit.scales;
-            weight_minima[thread] = unit.minimum;
-            input_bytes[at] = input.low;
-            input_bytes[at + TILE] = input.high;
-            input_scales[thread] = vec2<f32>(input.scale, bitcast<f32>(input.sum));
-        }
+        let at = 2u * own_unit * TILE + own;
+        weight_bytes[at] = unit_ahead.low;
+        weight_bytes[at + TILE] = unit_ahead.high;
+        weight_scales[thread] = unit_ahead.scales;
+        weight_minima[thread] = unit_ahead.minimum;
+        input_bytes[at] = input_ahead.low;
+        input_bytes[at + TILE] = input_ahead.high;
+        input_scales[thread] = vec2<f32>(input_ahead.scale, bitcast<f32>(input_ahead.sum));
+        place = in_lane(vec2<u32>(place.x, place.y + STAGE), least, longer);
+        let number = place.y * LANES + place.x;
         workgroupBarrier();
+        if start + STAGE + own_unit < p.units {
+            unit_ahead = load(own_row, number);
+            input_ahead = input_of(own_token, number);
+        }
         for (var unit = 0u; unit < STAGE; unit++) {
             if start + unit < p.units {
                 let four = Four(
