@@ -88,9 +88,6 @@ bench:
     cargo run --release --locked -- bench kernels
     cargo run --release --locked -- bench pages
 
-# Run every fuzz target for a while (needs a nightly toolchain and cargo-fuzz).
+# Run every fuzz target for a while (needs a nightly toolchain).
 fuzz seconds="60":
-    cargo run --manifest-path fuzz/Cargo.toml --example seeds
-    for target in $(cargo +nightly fuzz list); do \
-        cargo +nightly fuzz run "$target" -- -max_total_time={{seconds}} -rss_limit_mb=2048 || exit 1; \
-    done
+    .ci/test-fuzz {{seconds}}

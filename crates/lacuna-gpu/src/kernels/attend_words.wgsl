@@ -25,9 +25,14 @@ fn make_ready(thread: u32) {
         for (var i = 0u; i < 32u; i++) {
             largest = max(largest, abs(space[first + i]));
         }
-        let none = largest < vec4<f32>(SMALLEST);
-        query_scales[block] = select(largest / 127.0, vec4<f32>(), none);
-        let inverse = select(127.0 / largest, vec4<f32>(), none);
+        var inverse = vec4<f32>();
+        query_scales[block] = vec4<f32>();
+        for (var i = 0u; i < ROWS; i++) {
+            if largest[i] >= SMALLEST {
+                query_scales[block][i] = divided(largest[i], 127.0);
+                inverse[i] = divided(127.0, largest[i]);
+            }
+        }
         for (var i = 0u; i < 8u; i++) {
             var packed = vec4<u32>();
             for (var byte = 0u; byte < 4u; byte++) {

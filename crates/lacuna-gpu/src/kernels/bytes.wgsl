@@ -1,7 +1,7 @@
 // Elements as signed bytes, for products with quantized matrices: of each block of 32 elements eight words of
 // four, what one unit is worth (max |x| / 127), and the sum of the bytes. The same numbers as the processor's.
 //
-// Put behind a kernel that has `THREADS`, `p.bytes`, `p.scales`, `p.sums` and `put`, which writes a word.
+// Put behind `divided.wgsl` and a kernel that has `THREADS`, `p.bytes`, `p.scales`, `p.sums` and `put`, which writes a word.
 
 // Below this a block counts as zero; its reciprocal would overflow.
 const SMALLEST = 1e-35;
@@ -25,8 +25,8 @@ fn quantize_four(thread: u32, x: vec4<f32>, number: u32, within: bool) {
     var scale = 0.0;
     var inverse = 0.0;
     if largest >= bitcast<u32>(SMALLEST) {
-        scale = most / 127.0;
-        inverse = 127.0 / most;
+        scale = divided(most, 127.0);
+        inverse = divided(127.0, most);
     }
     let q = vec4<i32>(round(x * inverse));
     sum_of[thread] = q.x + q.y + q.z + q.w;

@@ -162,13 +162,19 @@ const NORM: Module = module!("norm", c"norm", ["norm.wgsl", "together.wgsl"]);
 const PREPARE: Module = module!(
     "prepare",
     c"prepare",
-    ["prepare.wgsl", "together.wgsl", "bytes.wgsl"]
+    [
+        "prepare.wgsl",
+        "together.wgsl",
+        "divided.wgsl",
+        "bytes.wgsl"
+    ]
 );
 const QUANTIZE: Module = module!(
     "quantize",
     c"quantize",
     [
         "quantize.wgsl",
+        "divided.wgsl",
         "bytes.wgsl",
         "activations.wgsl",
         "gated.wgsl"
@@ -205,19 +211,26 @@ const ATTEND_WORDS: Module = dotted!(
         "attention.wgsl",
         "rows.wgsl",
         "attend.wgsl",
+        "divided.wgsl",
         "attend_words.wgsl"
     ]
 );
 const STORE_BLOCKS: Module = module!(
     "store_blocks",
     c"store_blocks",
-    ["store_blocks.wgsl", "halves.wgsl"]
+    ["store_blocks.wgsl", "divided.wgsl", "halves.wgsl"]
 );
 const HADAMARD: Module = module!("hadamard", c"hadamard", ["hadamard.wgsl"]);
 const MERGE: Module = module!(
     "merge",
     c"merge",
-    ["merge.wgsl", "merging.wgsl", "rows.wgsl", "bytes.wgsl"]
+    [
+        "merge.wgsl",
+        "merging.wgsl",
+        "rows.wgsl",
+        "divided.wgsl",
+        "bytes.wgsl"
+    ]
 );
 const ELEMENTWISE: Module = module!(
     "elementwise",

@@ -51,12 +51,12 @@ fn store_blocks(
     var scales = vec2<f32>();
     var inverses = vec2<f32>();
     if largest.x >= SMALLEST {
-        scales.x = largest.x / 127.0;
-        inverses.x = 127.0 / largest.x;
+        scales.x = divided(largest.x, 127.0);
+        inverses.x = divided(127.0, largest.x);
     }
     if largest.y >= SMALLEST {
-        scales.y = largest.y / 127.0;
-        inverses.y = 127.0 / largest.y;
+        scales.y = divided(largest.y, 127.0);
+        inverses.y = divided(127.0, largest.y);
     }
     var word = to_f16(bitcast<u32>(scales.x));
     for (var i = 0u; i < 8u; i++) {
