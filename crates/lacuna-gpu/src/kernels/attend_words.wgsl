@@ -7,9 +7,6 @@
 @group(0) @binding(2) var<storage, read> values: array<u32>;
 
 const BLOCKS = 3u;
-// What is below this counts as zero; its reciprocal would overflow.
-const SMALLEST = 1e-35;
-
 // Bytes of the four query rows' blocks, four to a word, and what they are worth.
 var<workgroup> query_bytes: array<vec4<u32>, 144>;
 var<workgroup> query_scales: array<vec4<f32>, 18>;
@@ -25,14 +22,14 @@ fn make_ready(thread: u32) {
         for (var i = 0u; i < 32u; i++) {
             largest = max(largest, abs(space[first + i]));
         }
-        var inverse = vec4<f32>();
-        query_scales[block] = vec4<f32>();
-        for (var i = 0u; i < ROWS; i++) {
-            if largest[i] >= SMALLEST {
-                query_scales[block][i] = divided(largest[i], 127.0);
-                inverse[i] = divided(127.0, largest[i]);
-            }
-        }
+        let units = array<vec2<f32>, 4>(
+            unit_of(largest.x),
+            unit_of(largest.y),
+            unit_of(largest.z),
+            unit_of(largest.w),
+        );
+        query_scales[block] = vec4<f32>(units[0].x, units[1].x, units[2].x, units[3].x);
+        let inverse = vec4<f32>(units[0].y, units[1].y, units[2].y, units[3].y);
         for (var i = 0u; i < 8u; i++) {
             var packed = vec4<u32>();
             for (var byte = 0u; byte < 4u; byte++) {

@@ -1,10 +1,7 @@
 // Elements as signed bytes, for products with quantized matrices: of each block of 32 elements eight words of
 // four, what one unit is worth (max |x| / 127), and the sum of the bytes. The same numbers as the processor's.
 //
-// Put behind `divided.wgsl` and a kernel that has `THREADS`, `p.bytes`, `p.scales`, `p.sums` and `put`, which writes a word.
-
-// Below this a block counts as zero; its reciprocal would overflow.
-const SMALLEST = 1e-35;
+// Put behind `unit.wgsl` and a kernel that has `THREADS`, `p.bytes`, `p.scales`, `p.sums` and `put`, which writes a word.
 
 var<workgroup> largest_of: array<u32, THREADS>;
 var<workgroup> sum_of: array<i32, THREADS>;
@@ -21,14 +18,8 @@ fn quantize_four(thread: u32, x: vec4<f32>, number: u32, within: bool) {
     for (var i = 0u; i < 8u; i++) {
         largest = max(largest, largest_of[first + i]);
     }
-    let most = bitcast<f32>(largest);
-    var scale = 0.0;
-    var inverse = 0.0;
-    if largest >= bitcast<u32>(SMALLEST) {
-        scale = divided(most, 127.0);
-        inverse = divided(127.0, most);
-    }
-    let q = vec4<i32>(round(x * inverse));
+    let unit = unit_of(bitcast<f32>(largest));
+    let q = vec4<i32>(round(x * unit.y));
     sum_of[thread] = q.x + q.y + q.z + q.w;
     workgroupBarrier();
     if !within {
@@ -41,7 +32,7 @@ fn quantize_four(thread: u32, x: vec4<f32>, number: u32, within: bool) {
         for (var i = 0u; i < 8u; i++) {
             sum += sum_of[first + i];
         }
-        put(p.scales + number / 8u, bitcast<u32>(scale));
+        put(p.scales + number / 8u, bitcast<u32>(unit.x));
         put(p.sums + number / 8u, bitcast<u32>(sum));
     }
 }

@@ -162,19 +162,14 @@ const NORM: Module = module!("norm", c"norm", ["norm.wgsl", "together.wgsl"]);
 const PREPARE: Module = module!(
     "prepare",
     c"prepare",
-    [
-        "prepare.wgsl",
-        "together.wgsl",
-        "divided.wgsl",
-        "bytes.wgsl"
-    ]
+    ["prepare.wgsl", "together.wgsl", "unit.wgsl", "bytes.wgsl"]
 );
 const QUANTIZE: Module = module!(
     "quantize",
     c"quantize",
     [
         "quantize.wgsl",
-        "divided.wgsl",
+        "unit.wgsl",
         "bytes.wgsl",
         "activations.wgsl",
         "gated.wgsl"
@@ -211,14 +206,14 @@ const ATTEND_WORDS: Module = dotted!(
         "attention.wgsl",
         "rows.wgsl",
         "attend.wgsl",
-        "divided.wgsl",
+        "unit.wgsl",
         "attend_words.wgsl"
     ]
 );
 const STORE_BLOCKS: Module = module!(
     "store_blocks",
     c"store_blocks",
-    ["store_blocks.wgsl", "divided.wgsl", "halves.wgsl"]
+    ["store_blocks.wgsl", "unit.wgsl", "halves.wgsl"]
 );
 const HADAMARD: Module = module!("hadamard", c"hadamard", ["hadamard.wgsl"]);
 const MERGE: Module = module!(
@@ -228,7 +223,7 @@ const MERGE: Module = module!(
         "merge.wgsl",
         "merging.wgsl",
         "rows.wgsl",
-        "divided.wgsl",
+        "unit.wgsl",
         "bytes.wgsl"
     ]
 );

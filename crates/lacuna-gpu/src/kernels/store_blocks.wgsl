@@ -15,8 +15,6 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read_write> rows: array<u32>;
 
 const THREADS = 128u;
-// What is below this counts as zero; its reciprocal would overflow.
-const SMALLEST = 1e-35;
 
 // The largest magnitude of a block, by its bits: those that are not finite are the largest.
 fn largest_of(first: u32) -> f32 {
@@ -47,25 +45,16 @@ fn store_blocks(
     let pairs = p.width / 64u;
     let to = p.to + number / pairs * p.stride + number % pairs * 17u;
     let source = p.source + number * 64u;
-    let largest = vec2<f32>(largest_of(source), largest_of(source + 32u));
-    var scales = vec2<f32>();
-    var inverses = vec2<f32>();
-    if largest.x >= SMALLEST {
-        scales.x = divided(largest.x, 127.0);
-        inverses.x = divided(127.0, largest.x);
-    }
-    if largest.y >= SMALLEST {
-        scales.y = divided(largest.y, 127.0);
-        inverses.y = divided(127.0, largest.y);
-    }
-    var word = to_f16(bitcast<u32>(scales.x));
+    let first = unit_of(largest_of(source));
+    let second = unit_of(largest_of(source + 32u));
+    var word = to_f16(bitcast<u32>(first.x));
     for (var i = 0u; i < 8u; i++) {
-        let bytes = four(source + 4u * i, inverses.x);
+        let bytes = four(source + 4u * i, first.y);
         rows[to + i] = word | (bytes << 16u);
         word = bytes >> 16u;
     }
-    rows[to + 8u] = word | (to_f16(bitcast<u32>(scales.y)) << 16u);
+    rows[to + 8u] = word | (to_f16(bitcast<u32>(second.x)) << 16u);
     for (var i = 0u; i < 8u; i++) {
-        rows[to + 9u + i] = four(source + 32u + 4u * i, inverses.y);
+        rows[to + 9u + i] = four(source + 32u + 4u * i, second.y);
     }
 }
