@@ -102,6 +102,16 @@ impl ImageShape {
         self.rows.most(&self.patches)
     }
 
+    /// Tokens of the largest picture, in as many rows as any has.
+    #[must_use]
+    pub const fn most_grid(&self) -> Grid {
+        let rows = self.rows.most_rows(&self.patches);
+        Grid {
+            rows,
+            columns: self.most_tokens() / rows,
+        }
+    }
+
     /// The batch of one image of these patches, for the plan of an arena.
     #[must_use]
     pub const fn limits(&self, patches: Grid) -> BatchLimits {

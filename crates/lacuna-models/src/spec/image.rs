@@ -430,6 +430,22 @@ impl ImageRows {
         self.width * self.parts()
     }
 
+    /// How many rows of tokens a picture has at most, where its longer side is bounded, or its shape is given; else one,
+    /// as many as its shape leaves open.
+    #[must_use]
+    pub const fn most_rows(&self, patches: &Patches) -> usize {
+        let most = self.most(patches);
+        let side = match patches.size {
+            ImageSize::Own {
+                longest_edge: Some(longest),
+                ..
+            } => longest.div_ceil(patches.pixels * self.merged),
+            ImageSize::Square { .. } | ImageSize::Tiles(_) => most.isqrt(),
+            ImageSize::Own { .. } => 1,
+        };
+        if side < most { side } else { most }
+    }
+
     /// Most of any image.
     #[must_use]
     pub const fn most(&self, patches: &Patches) -> usize {
