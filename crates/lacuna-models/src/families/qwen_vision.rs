@@ -121,6 +121,7 @@ pub(super) static QWEN_3: Encoder = Encoder {
     projectors: &["qwen3vl_merger"],
     classes: &[
         "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     ],
