@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from safetensors.numpy import load_file
 from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3TextConfig
 
-from . import bpe, models, tiled, vision_qwen
+from . import bpe, models, tiled, vision_pixtral, vision_qwen
 from .families import fixture, gemma
 from .families.fixture import Fixture
 
@@ -252,4 +252,5 @@ def make(out: pathlib.Path) -> None:
     make_one(out / "vision" / made.name, made)
     preprocessing(out / "images")
     vision_qwen.make(out)
+    vision_pixtral.make(out)
     tiled.make(out)

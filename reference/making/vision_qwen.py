@@ -9,11 +9,13 @@ import gguf
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from safetensors.numpy import load_file
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen3_5Config, Qwen3VLConfig
+from safetensors.numpy import load_file, save_file
+from transformers import (
+    Qwen2_5_VLConfig, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen3_5Config, Qwen3VLConfig, Qwen3VLMoeConfig,
+)
 
 from . import bpe, models
-from .families import delta, fixture
+from .families import delta, experts, fixture
 from .families.fixture import Fixture
 
 PATCH, MERGE = 4, 2
@@ -66,6 +68,36 @@ def qwen3_vl() -> Seeing:
     return Seeing(Fixture("qwen3-vl", config, 611, gguf.MODEL_ARCH.QWEN3VL, parameters), "qwen3vl_merger", 2)
 
 
+def qwen3_vl_moe() -> Seeing:
+    """Eight experts; in `hf/` their matrices lie the other way round, gates and ups in one."""
+    text = TEXT | rope(True) | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE,
+        "out_hidden_size": 16, "num_position_embeddings": 9, "deepstack_visual_indexes": [0],
+    }
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=True,
+                              architectures=["Qwen3VLMoeForConditionalGeneration"], **TOKEN_IDS)
+
+    def parameters(writer, config):
+        experts.add_experts(writer, config)
+        writer.add_num_deepstack_layers(len(config["vision_config"]["deepstack_visual_indexes"]))
+
+    def convert(tensors):
+        made = {}
+        for name, values in tensors.items():
+            block = name.removeprefix("model.layers.").split(".")[0]
+            if name.endswith("experts.gate_up_proj.weight"):
+                gate, up = np.split(values.swapaxes(1, 2), 2, axis=1)
+                made |= {f"blk.{block}.ffn_gate_exps.weight": gate, f"blk.{block}.ffn_up_exps.weight": up}
+            elif name.endswith("experts.down_proj.weight"):
+                made[f"blk.{block}.ffn_down_exps.weight"] = values.swapaxes(1, 2)
+            else:
+                made[name] = values
+        return made
+
+    return Seeing(Fixture("qwen3-vl-moe", config, 615, gguf.MODEL_ARCH.QWEN3VLMOE, parameters, convert), "qwen3vl_merger", 1)
+
+
 def qwen3_5() -> Seeing:
     """Layers with states; half of a head turns, four pairs."""
     sections = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
@@ -114,6 +146,8 @@ def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if "moe" in model.config.model_type.split("_"):
+        turn_experts(folder / "model.safetensors")
     made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
     (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
     models.write_json(folder / "tokenizer_config.json", {
@@ -126,6 +160,13 @@ def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
         "size": {"shortest_edge": LEAST, "longest_edge": MOST},
     })
     (folder / "model.safetensors").chmod(0o644)
+
+
+def turn_experts(file: pathlib.Path) -> None:
+    """As the mixtures are published, which transformers turns round when it loads them and not when it saves them."""
+    tensors = {name: np.ascontiguousarray(values.swapaxes(1, 2)) if ".experts." in name else values
+               for name, values in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def write_text(made: Fixture, folder: pathlib.Path) -> None:
@@ -327,6 +368,6 @@ def preprocessing(images: pathlib.Path) -> None:
 
 
 def make(out: pathlib.Path) -> None:
-    for seeing in (qwen3_vl(), qwen3_5(), qwen2_5_vl(), qwen2_vl()):
+    for seeing in (qwen3_vl(), qwen3_vl_moe(), qwen3_5(), qwen2_5_vl(), qwen2_vl()):
         make_one(out / "vision" / seeing.made.name, seeing)
     preprocessing(out / "images")

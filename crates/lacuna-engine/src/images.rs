@@ -75,6 +75,8 @@ pub struct ImagePlan {
     pub patches: Grid,
     /// Tokens of each of its pictures.
     pub tokens: Grid,
+    /// How many runs of tokens each of its pictures is, and the grid of each: one, or one for each row.
+    runs: (usize, Grid),
     /// Pixels of the width and of the height of each.
     size: [usize; 2],
     tiling: Option<Tiling>,
@@ -102,10 +104,12 @@ impl ImagePlan {
             filter,
         });
         let patches = shape.grid(size);
+        let tokens = shape.tokens(patches);
         Ok(Self {
             tiles: tiled.map_or(Grid::NONE, |sizes| sizes.tiles),
             patches,
-            tokens: shape.tokens(patches),
+            tokens,
+            runs: shape.runs(tokens),
             size,
             tiling,
             filter,
@@ -129,9 +133,25 @@ impl ImagePlan {
 
     /// Numbers that stand for no picture in its places.
     fn stand_ins(&self) -> ImageTokens {
+        let (runs, run) = self.runs;
         ImageTokens {
             tiles: self.tiles,
-            pictures: vec![vec![0; self.tokens.count()]; self.pictures()],
+            pictures: vec![vec![0; run.count()]; self.pictures() * runs],
+        }
+    }
+
+    /// The tokens of `pictures`, which [`ImagePlan::pictures_of`] gave.
+    fn tokens_of(&self, pictures: &[Picture]) -> ImageTokens {
+        let Grid { rows, columns } = self.tokens;
+        let (_, run) = self.runs;
+        let runs = pictures.iter().flat_map(|picture| {
+            let tokens = picture.name().tokens([rows, columns]);
+            let runs = tokens.chunks(run.count()).map(<[u32]>::to_vec);
+            runs.collect::<Vec<_>>()
+        });
+        ImageTokens {
+            tiles: self.tiles,
+            pictures: runs.collect(),
         }
     }
 
@@ -158,26 +178,29 @@ pub struct Eyes {
     kept: Mutex<Kept>,
 }
 
+/// The rows of a picture, run by run of its tokens.
+type Rows = Vec<Arc<[f32]>>;
+
 /// Rows of pictures, those shown last behind the others.
 #[derive(Debug, Default)]
 struct Kept {
-    pictures: VecDeque<(Name, Arc<[f32]>)>,
+    pictures: VecDeque<(Name, Rows)>,
     encoded: u64,
 }
 
 impl Kept {
     /// The rows of a picture, if they are kept: for a while again.
-    fn find(&mut self, name: Name) -> Option<Arc<[f32]>> {
+    fn find(&mut self, name: Name) -> Option<Rows> {
         let known = |(known, _): &(Name, _)| *known == name;
         let place = self.pictures.iter().position(known)?;
         let found = self.pictures.remove(place)?;
-        let rows = Arc::clone(&found.1);
+        let rows = found.1.clone();
         self.pictures.push_back(found);
         Some(rows)
     }
 
     /// Keeps them, and of all pictures no more than `most`.
-    fn keep(&mut self, name: Name, rows: Arc<[f32]>, most: usize) {
+    fn keep(&mut self, name: Name, rows: Rows, most: usize) {
         self.encoded += 1;
         if self.pictures.len() >= most {
             self.pictures.pop_front();
@@ -189,10 +212,10 @@ impl Kept {
 /// An image that has been looked at.
 struct Seen {
     tokens: ImageTokens,
-    /// Rows and columns of the tokens of each of its pictures.
+    /// Rows and columns of each run of them.
     grid: Grid,
     /// The rows of each.
-    rows: Vec<Arc<[f32]>>,
+    rows: Rows,
 }
 
 impl Eyes {
@@ -303,9 +326,10 @@ impl Eyes {
     pub fn most_stand_ins(&self) -> Result<ImageTokens, ImageError> {
         let shape = self.model.images().ok_or(ImageError::NoEyes)?.shape();
         let tiles = shape.most_tiles();
+        let (runs, run) = shape.runs(shape.most_grid());
         Ok(ImageTokens {
             tiles,
-            pictures: vec![vec![0; shape.most_tokens()]; tiles.count() + 1],
+            pictures: vec![vec![0; run.count()]; (tiles.count() + 1) * runs],
         })
     }
 
@@ -324,17 +348,11 @@ impl Eyes {
         // One image's at a time are held.
         let pixels = pictures.iter().map(|picture| picture.pixels().len()).sum();
         let _held = self.take(pixels)?;
-        let Grid { rows, columns } = plan.tokens;
-        let tokens = pictures
-            .iter()
-            .map(|picture| picture.name().tokens([rows, columns]));
+        let rows = self.rows(encoder, &plan, &pictures)?;
         Ok(Seen {
-            tokens: ImageTokens {
-                tiles: plan.tiles,
-                pictures: tokens.collect(),
-            },
-            grid: plan.tokens,
-            rows: self.rows(encoder, plan.patches, &pictures)?,
+            tokens: plan.tokens_of(&pictures),
+            grid: plan.runs.1,
+            rows: rows.concat(),
         })
     }
 
@@ -360,13 +378,14 @@ impl Eyes {
         Ok(memory.map(|it| it.try_take(bytes)).transpose()?)
     }
 
-    /// The rows of pictures of these patches each, which are encoded unless they are known.
+    /// The rows of each of an image's pictures, which are encoded unless they are known.
     fn rows(
         &self,
         encoder: &ImageEncoder,
-        patches: Grid,
+        plan: &ImagePlan,
         pictures: &[Picture],
-    ) -> Result<Vec<Arc<[f32]>>, ImageError> {
+    ) -> Result<Vec<Rows>, ImageError> {
+        let (patches, (runs, _)) = (plan.patches, plan.runs);
         // Held while they are encoded: those who show the same wait for them, and there is one arena.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let most = Self::KEPT * (encoder.shape().most_tiles().count() + 1);
@@ -380,8 +399,9 @@ impl Eyes {
                 None => pass.insert(self.begin(encoder, patches)?),
             };
             let rows = encoder.encode(cpu, (picture.pixels(), patches), scratch)?;
-            let rows: Arc<[f32]> = rows.into();
-            kept.keep(picture.name(), Arc::clone(&rows), most);
+            let runs = rows.chunks(rows.len() / runs).map(Arc::from);
+            let rows: Rows = runs.collect();
+            kept.keep(picture.name(), rows.clone(), most);
             Ok(rows)
         });
         rows.collect()

@@ -62,7 +62,17 @@ const IDEFICS: Fixture = Fixture {
     step: 1,
 };
 
-const ALL: [Fixture; 3] = [GEMMA, QWEN, IDEFICS];
+/// With tokens between the rows of an image: in the place of `[IMG]`.
+const PIXTRAL: Fixture = Fixture {
+    name: "mistral3",
+    marks: &[5],
+    before: 0,
+    pictures: [1; 3],
+    tokens: 4,
+    step: 1,
+};
+
+const ALL: [Fixture; 4] = [GEMMA, QWEN, IDEFICS, PIXTRAL];
 
 impl Fixture {
     fn folder(self) -> PathBuf {

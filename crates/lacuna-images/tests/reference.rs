@@ -93,10 +93,15 @@ struct OwnSize {
 #[test]
 fn preprocessing_to_other_sizes_is_the_references_to_one_in_255() {
     let expected: Expected = serde_json::from_slice(&file("expected.json")).expect("valid JSON");
-    let all: Vec<OwnSize> = serde_json::from_slice(&file("own-size.json")).expect("valid JSON");
-    let pixels = file("own-size.u8");
+    // Within bounds of all pixels, and of those of the longer side.
+    let all = ["own-size", "longest-edge"].map(|it| {
+        let sizes: Vec<OwnSize> =
+            serde_json::from_slice(&file(&format!("{it}.json"))).expect("valid JSON");
+        (sizes, file(&format!("{it}.u8")))
+    });
+    let pixels = all.each_ref().map(|(_, pixels)| &pixels[..]).concat();
     let mut rest = &pixels[..];
-    for (index, of_bounds) in all.iter().enumerate() {
+    for (index, of_bounds) in all.iter().flat_map(|(sizes, _)| sizes).enumerate() {
         for name in names() {
             let size = of_bounds.sizes[&name];
             let (wanted, tail) = rest.split_at(size[0] * size[1] * 3);

@@ -37,6 +37,8 @@ pub struct ImageShape {
     pub patches: Patches,
     /// What becomes of the patches.
     pub rows: ImageRows,
+    /// Whether tokens of the prompt stand between the rows of an image.
+    pub by_row: bool,
 }
 
 impl ImageShape {
@@ -44,7 +46,11 @@ impl ImageShape {
     #[must_use]
     pub fn of(spec: &ModelSpec) -> Option<Self> {
         match (spec.patches, spec.output) {
-            (Some(patches), OutputSpec::Image(rows)) => Some(Self { patches, rows }),
+            (Some(patches), OutputSpec::Image(rows)) => Some(Self {
+                patches,
+                rows,
+                by_row: spec.images.is_some_and(|images| images.prompt.is_by_row()),
+            }),
             _ => None,
         }
     }
@@ -69,6 +75,15 @@ impl ImageShape {
         patches.merged(self.rows.merged)
     }
 
+    /// How many runs of tokens stand for a picture of these tokens, and the grid of each.
+    #[must_use]
+    pub const fn runs(&self, tokens: Grid) -> (usize, Grid) {
+        match self.by_row {
+            true => (tokens.rows, Grid::row(tokens.columns)),
+            false => (1, tokens),
+        }
+    }
+
     /// How an image of so many pixels of width and of height is cut into several pictures, where images are.
     #[must_use]
     pub fn tiled(&self, size: [usize; 2]) -> Option<TiledSizes> {
@@ -85,6 +100,16 @@ impl ImageShape {
     #[must_use]
     pub const fn most_tokens(&self) -> usize {
         self.rows.most(&self.patches)
+    }
+
+    /// Tokens of the largest picture, in as many rows as any has.
+    #[must_use]
+    pub const fn most_grid(&self) -> Grid {
+        let rows = self.rows.most_rows(&self.patches);
+        Grid {
+            rows,
+            columns: self.most_tokens() / rows,
+        }
     }
 
     /// The batch of one image of these patches, for the plan of an arena.
@@ -222,7 +247,7 @@ fn projector_beside(
 fn no_encoder(path: &Path) -> ConfigError {
     ConfigError::Unsupported {
         feature: format!("{}, which has no encoder of images", path.display()),
-        supported: "an mmproj file of Gemma 3, SmolVLM or one of Qwen's vision models is",
+        supported: "an mmproj file of Gemma 3, SmolVLM, Pixtral, Mistral 3 or one of Qwen's vision models is",
     }
 }
 
@@ -416,7 +441,7 @@ impl ImageEncoder {
         (pixels, grid): (&[u8], Grid),
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
-        let ImageShape { patches, rows } = &self.shape;
+        let ImageShape { patches, rows, .. } = &self.shape;
         let size = executor::check_image((pixels, grid), scratch, (patches, rows))?;
         let mut pass = Pass {
             weights: &self.weights,

@@ -23,7 +23,14 @@ use serde::Deserialize;
 const BOUND: f32 = 2e-5;
 
 /// All of them: with images of one size, and with those of any.
-const MODELS: [&str; 5] = ["gemma3", "qwen3-vl", "qwen3.5", "qwen2.5-vl", "qwen2-vl"];
+const MODELS: [&str; 6] = [
+    "gemma3",
+    "qwen3-vl",
+    "qwen3-vl-moe",
+    "qwen3.5",
+    "qwen2.5-vl",
+    "qwen2-vl",
+];
 
 #[derive(Deserialize)]
 struct Expected {
@@ -526,6 +533,7 @@ fn images_are_brought_to_the_sizes_that_the_reference_brings_them_to() {
                 square: 2,
                 least_pixels: expected.least_pixels,
                 most_pixels: expected.most_pixels,
+                longest_edge: None,
             },
             ..eyes.encoder.shape().patches
         };

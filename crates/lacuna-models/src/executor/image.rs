@@ -170,6 +170,21 @@ pub(super) fn join(from: &[f32], to: &mut [f32], columns: usize, merged: usize, 
     }
 }
 
+/// The same with the places of an element next to one another, as `unfold` of PyTorch has them.
+pub(super) fn unfold(from: &[f32], to: &mut [f32], columns: usize, merged: usize, width: usize) {
+    let squares = columns / merged;
+    let places = merged * merged;
+    for (square, to) in to.chunks_exact_mut(places * width).enumerate() {
+        for place in 0..places {
+            let row = square / squares * merged + place / merged;
+            let column = square % squares * merged + place % merged;
+            let from = &from[(row * columns + column) * width..][..width];
+            let to = to.iter_mut().skip(place).step_by(places);
+            to.zip(from).for_each(|(to, value)| *to = *value);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +199,7 @@ mod tests {
             frames: Frames::One,
             order: PatchOrder::Rows,
             places: LearnedPlaces::None,
+            normed: false,
             mean,
             deviation,
         };
@@ -216,6 +232,9 @@ mod tests {
         join(&from, &mut joined, 4, 2, 1);
         assert_eq!(joined[..8], [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);
         assert_eq!(joined[8..12], [8.0, 9.0, 12.0, 13.0]);
+        let mut unfolded = [f32::NAN; 8];
+        unfold(&from[..8], &mut unfolded, 2, 2, 2);
+        assert_eq!(unfolded, [0.0, 2.0, 4.0, 6.0, 1.0, 3.0, 5.0, 7.0]);
         let mut whole = [f32::NAN; 2];
         merge(&from[..8], &mut whole, 2, 2, 2);
         assert_eq!(whole, [3.0, 4.0]);
@@ -234,6 +253,7 @@ mod tests {
             }),
         },
         places: LearnedPlaces::Between { per_side: 3 },
+        normed: false,
         mean: [0.0; 3],
         deviation: [1.0 / 255.0; 3],
     };

@@ -15,11 +15,13 @@ use lacuna_kernels::{
 };
 use lacuna_kv::{Layer, Side};
 
-use super::image::{ImageBatch, join, merge};
+use super::image::{ImageBatch, join, merge, unfold};
 use super::pooling::{normalize, pool};
 use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
-use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
+use crate::program::{
+    ExpertsId, Factor, Lookup, MatrixId, Merging, Op, Program, Rows, Slot, VectorId,
+};
 use crate::scratch::{FiniteCheck, Scratch};
 use crate::spec::{Gating, Norm, NormKind, Patches, Pooling, QueryTemperature, TimeStepLimits};
 use crate::weights::{Linear, Stream, Weights};
@@ -97,18 +99,20 @@ impl Pass<'_, '_> {
                 from,
                 to,
                 merged,
-                joined,
+                merging,
                 width,
             } => {
                 let columns = self.image().grid().columns;
                 let (squares, patches) = (self.size.logit_rows, self.size.tokens);
                 let [from, to] = self.scratch.slots([from, to]);
                 let from = first(from, patches * width);
-                if joined {
-                    let to = first(to, squares * merged * merged * width);
-                    join(from, to, columns, merged, width);
-                } else {
-                    merge(from, first(to, squares * width), columns, merged, width);
+                let all = squares * merged * merged * width;
+                match merging {
+                    Merging::Mean => {
+                        merge(from, first(to, squares * width), columns, merged, width);
+                    }
+                    Merging::Joined => join(from, first(to, all), columns, merged, width),
+                    Merging::Unfolded => unfold(from, first(to, all), columns, merged, width),
                 }
             }
             Op::OrderSquares {

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use super::experts;
 use super::facts::{Facts, Key};
-use super::idefics3;
+use super::{idefics3, pixtral};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, Gate, Gated, LayerSpec, LogitsSpec, Mask,
@@ -34,10 +34,10 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
     let heads = Key::new("attention.head_count", "num_attention_heads|n_head");
     let query_heads = match facts.get(heads)? {
         Some(heads) => heads,
-        // Folders of SmolVLM leave out what `transformers` takes for a Llama.
+        // Folders of SmolVLM and Pixtral leave out what `transformers` takes for a Llama and a Mistral.
         None if facts
             .class()
-            .is_some_and(|it| idefics3::CLASSES.contains(&it)) =>
+            .is_some_and(|it| idefics3::CLASSES.contains(&it) || it == pixtral::LLAVA) =>
         {
             32
         }

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use super::facts::{Fact, Key};
 use super::siglip::{self, GGUF, OLDER_GGUF};
 use super::vision::{
-    Encoder, KEYS, RowsOf, pixels_of, pixels_of_gguf, preprocessing, vision_config,
+    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, resampling,
+    vision_config,
 };
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -103,8 +104,6 @@ const USUAL: &[(&str, usize)] = &[
 const USUAL_SCALE: usize = 2;
 const USUAL_TILE: usize = 364;
 const USUAL_TILES: usize = 4;
-/// Pillow's number of `LANCZOS`.
-const USUAL_FILTER: usize = 1;
 
 fn from_gguf(metadata: &gguf::Metadata, _: RowsOf<'_>) -> Result<ModelSpec, ConfigError> {
     let facts = Facts::gguf(metadata, KEYS, 1, &|_| None);
@@ -144,13 +143,13 @@ fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
     let facts = Facts::huggingface(&vision, KEYS);
     let model = Facts::huggingface(folder.config(), KEYS);
     let preprocessing = preprocessing(folder)?;
-    let (tiling, resampling) = tiling(&preprocessing, facts.required(IMAGE_SIZE)?)?;
+    let tiling = tiling(&preprocessing, facts.required(IMAGE_SIZE)?)?;
     let tower = Tower {
         tiling,
-        resampling,
+        resampling: resampling(&preprocessing, Resampling::Lanczos)?,
         merged: model.get(Key::huggingface("scale_factor"))?,
         width: model.required(Key::huggingface("hidden_size"))?,
-        pixels: pixels_of(&preprocessing),
+        pixels: pixels_of(&preprocessing, [USUAL_PIXELS; 2]),
     };
     tower.spec(&facts).map(Some)
 }
@@ -184,6 +183,7 @@ impl Tower {
             frames: Frames::One,
             order: PatchOrder::Rows,
             places: LearnedPlaces::Each,
+            normed: false,
             mean,
             deviation,
         });
@@ -198,8 +198,8 @@ impl Tower {
     }
 }
 
-/// How a folder says that images are cut for an encoder of images of `side` pixels, and what sizes are changed with.
-fn tiling(said: &Map<String, Value>, side: usize) -> Result<(Tiling, Resampling), ConfigError> {
+/// How a folder says that images are cut for an encoder of images of `side` pixels.
+fn tiling(said: &Map<String, Value>, side: usize) -> Result<Tiling, ConfigError> {
     let edge = |field: &'static str| number::<usize>(said, &[field, "longest_edge"]);
     let tile = edge("max_image_size")?.unwrap_or(USUAL_TILE);
     if tile != side {
@@ -208,19 +208,11 @@ fn tiling(said: &Map<String, Value>, side: usize) -> Result<(Tiling, Resampling)
             supported: "tiles of its own size are",
         });
     }
-    let filter = number(said, &["resample"])?.unwrap_or(USUAL_FILTER);
-    let Some(resampling) = Resampling::of_pillow(filter) else {
-        return Err(ConfigError::Unsupported {
-            feature: format!("resampling by Pillow's filter {filter}"),
-            supported: "1 (Lanczos), 2 (bilinear) and 3 (bicubic) are",
-        });
-    };
-    let tiling = Tiling {
+    Ok(Tiling {
         side,
         longest_edge: edge("size")?.unwrap_or(USUAL_TILES * USUAL_TILE),
         split: number(said, &["do_image_splitting"])?.unwrap_or(true),
-    };
-    Ok((tiling, resampling))
+    })
 }
 
 /// A fact by the names of fields from the outermost on.

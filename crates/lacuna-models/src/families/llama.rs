@@ -1,11 +1,12 @@
 //! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi, and Mixtral, whose
-//! GGUF files say that they are Llama with experts, and the decoders of Idefics 3 and SmolVLM.
+//! GGUF files say that they are Llama with experts, and the decoders of Idefics 3, SmolVLM and Pixtral.
 
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::{ALL, decoder, windows};
 use super::experts::{self, give_experts};
-use super::{Facts, Family, Given, Naming, Shape, SpecialTokens, idefics3};
+use super::facts::Key;
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens, idefics3, pixtral};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
 
@@ -17,6 +18,7 @@ pub(crate) const FAMILY: Family = Family {
         "MixtralForCausalLM",
         "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
+        pixtral::LLAVA,
     ],
     spec,
     naming: Naming {
@@ -40,6 +42,18 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     if sees == Some(true) {
         spec.images = Some(idefics3::IMAGES);
     }
+    if facts.class() == Some(pixtral::LLAVA) {
+        // It is around decoders of several families.
+        let kind: Option<String> = facts.get(Key::huggingface("model_type"))?;
+        let known = ["mistral", "llama", "llava"];
+        if let Some(kind) = kind.filter(|kind| !known.contains(&kind.as_str())) {
+            return Err(ConfigError::Unsupported {
+                feature: format!("LLaVA with a text model of the type {kind}"),
+                supported: "mistral and llama are",
+            });
+        }
+    }
+    pixtral::give_images(&mut spec, facts)?;
     let count: Option<usize> = facts.get(experts::COUNT)?;
     if count.is_some_and(|count| count > 0) {
         let experts = experts::experts(facts, &mut spec)?;

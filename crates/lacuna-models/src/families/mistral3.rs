@@ -1,16 +1,16 @@
-//! Ministral 3: as Llama, with queries that grow with their position.
+//! Ministral 3, whose queries grow with their position, and Mistral Small 3.1 and later, whose do not: as Llama else.
 
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::{ALL, decoder, windows};
 use super::facts::Key;
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Naming, pixtral};
 use crate::error::ConfigError;
 use crate::spec::{ModelSpec, QueryTemperature, RopeScaling};
 
 pub(crate) const FAMILY: Family = Family {
     name: "mistral3",
-    classes: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
+    classes: &["Ministral3ForCausalLM", pixtral::MISTRAL_3],
     spec,
     naming: Naming::USUAL,
     shapes: &[],
@@ -34,5 +34,6 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             layer.attention_mut().temperature = Some(temperature);
         }
     }
+    pixtral::give_images(&mut spec, facts)?;
     Ok(spec)
 }

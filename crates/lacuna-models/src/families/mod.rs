@@ -10,6 +10,7 @@ mod experts;
 mod facts;
 mod idefics3;
 mod names;
+mod pixtral;
 mod qwen_vision;
 mod sentence_transformers;
 mod shape;

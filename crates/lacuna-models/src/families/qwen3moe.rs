@@ -15,10 +15,15 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    // No GGUF file says it, and all readers of them do it.
+    sparse(facts, facts.is_gguf())
+}
+
+/// Of a model whose weights of experts sum to 1 or not where its file does not say it.
+pub(super) fn sparse(facts: &Facts<'_>, sums_to_1: bool) -> Result<ModelSpec, ConfigError> {
     let mut spec = qwen3::spec(facts)?;
     let mut experts = experts(facts, &mut spec)?;
-    // No GGUF file says it, and all readers of them do it.
-    experts.routing.normalized = normalized(facts, facts.is_gguf())?;
+    experts.routing.normalized = normalized(facts, sums_to_1)?;
     give_qwen_experts(&mut spec, facts, experts)?;
     Ok(spec)
 }

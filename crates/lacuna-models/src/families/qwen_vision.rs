@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use super::facts::Key;
 use super::vision::{
-    Encoder, KEYS, RowsOf, pixels_of, pixels_of_gguf, preprocessing, vision_config,
+    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, resampling,
+    vision_config,
 };
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -120,6 +121,7 @@ pub(super) static QWEN_3: Encoder = Encoder {
     projectors: &["qwen3vl_merger"],
     classes: &[
         "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     ],
@@ -332,7 +334,7 @@ fn of_folder(kind: Kind, folder: &Folder) -> Result<Option<ModelSpec>, ConfigErr
         .get(Key::huggingface("num_position_embeddings"))?
         .unwrap_or(0);
     let layers = facts.required(LAYERS)?;
-    let [mean, deviation] = pixels_of(&preprocessing);
+    let [mean, deviation] = pixels_of(&preprocessing, [USUAL_PIXELS; 2]);
     let tower = Tower {
         kind,
         hidden,
@@ -352,7 +354,7 @@ fn of_folder(kind: Kind, folder: &Folder) -> Result<Option<ModelSpec>, ConfigErr
             None => text.required(Key::huggingface("hidden_size"))?,
         },
         bounds: bounds(&preprocessing),
-        resampling: resampling(&preprocessing)?,
+        resampling: resampling(&preprocessing, Resampling::Bicubic)?,
         mean,
         deviation,
     };
@@ -423,18 +425,6 @@ fn bounds(preprocessing: &Map<String, Value>) -> [Option<usize>; 2] {
         let found = own.or_else(|| within(name)).or_else(|| within(other));
         found.and_then(|pixels| usize::try_from(pixels).ok())
     })
-}
-
-/// Pillow's numbers for ways to resize.
-fn resampling(preprocessing: &Map<String, Value>) -> Result<Resampling, ConfigError> {
-    match preprocessing.get("resample").and_then(Value::as_u64) {
-        None | Some(3) => Ok(Resampling::Bicubic),
-        Some(2) => Ok(Resampling::Bilinear),
-        Some(other) => Err(ConfigError::Unsupported {
-            feature: format!("images that are resized by Pillow's way {other}"),
-            supported: "2 (bilinear) and 3 (bicubic) are",
-        }),
-    }
 }
 
 impl Tower {
@@ -540,6 +530,7 @@ impl Tower {
                 square: self.merged,
                 least_pixels: least_pixels.clamp(1, most_pixels),
                 most_pixels,
+                longest_edge: None,
             },
             resampling: self.resampling,
             frames: self.frames,
@@ -548,6 +539,7 @@ impl Tower {
                 windows,
             },
             places: self.places,
+            normed: false,
             mean: self.mean,
             deviation: self.deviation,
         })

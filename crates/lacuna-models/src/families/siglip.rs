@@ -143,7 +143,7 @@ fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
     let text = Facts::huggingface(folder.config(), SIGLIP.name);
     let facts = Facts::huggingface(&vision, SIGLIP.name);
     let tokens = text.get(Key::huggingface("mm_tokens_per_image"))?;
-    let [mean, deviation] = pixels_of(&preprocessing(folder)?);
+    let [mean, deviation] = pixels_of(&preprocessing(folder)?, [USUAL_PIXELS; 2]);
     let tower = Tower {
         merged: Merged::Rows(tokens.unwrap_or(USUAL_ROWS)),
         width: text.required(Key::huggingface("hidden_size"))?,
@@ -201,6 +201,7 @@ impl Tower {
             frames: Frames::One,
             order: PatchOrder::Rows,
             places: LearnedPlaces::Each,
+            normed: false,
             mean: self.mean,
             deviation: self.deviation,
         });

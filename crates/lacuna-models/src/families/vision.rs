@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{Description, Family, Spelling, idefics3, qwen_vision, siglip};
+use super::{Description, Family, Spelling, idefics3, pixtral, qwen_vision, siglip};
 use crate::error::ConfigError;
-use crate::spec::{FeedForward, ModelSpec};
+use crate::spec::{FeedForward, ModelSpec, Resampling};
 use crate::weights;
 use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
@@ -32,9 +32,10 @@ pub(super) struct Encoder {
 }
 
 /// All kinds.
-static ENCODERS: [&Encoder; 5] = [
+static ENCODERS: [&Encoder; 6] = [
     &siglip::ENCODER,
     &idefics3::ENCODER,
+    &pixtral::ENCODER,
     &qwen_vision::QWEN_3,
     &qwen_vision::QWEN_2_5,
     &qwen_vision::QWEN_2,
@@ -103,7 +104,7 @@ fn of_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<Found, Conf
     let Some(encoder) = ENCODERS.iter().find(|it| it.projectors.contains(&kind)) else {
         return Err(ConfigError::Unsupported {
             feature: format!("a projector of the type {kind}"),
-            supported: "gemma3, idefics3, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
+            supported: "gemma3, idefics3, pixtral, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
         });
     };
     let spec = (encoder.gguf)(metadata, rows_of)?;
@@ -165,16 +166,35 @@ pub(super) fn preprocessing(folder: &Folder) -> Result<Map<String, Value>, Confi
 /// Mean and deviation of pixels where a file does not say them, as `transformers` and llama.cpp have them.
 pub(super) const USUAL_PIXELS: [f32; 3] = [0.5; 3];
 
-/// Mean and deviation of pixels.
-pub(super) fn pixels_of(preprocessing: &Map<String, Value>) -> [[f32; 3]; 2] {
-    ["image_mean", "image_std"].map(|key| {
+/// Mean and deviation of pixels, of which a folder that does not say them has the `usual`.
+pub(super) fn pixels_of(preprocessing: &Map<String, Value>, usual: [[f32; 3]; 2]) -> [[f32; 3]; 2] {
+    let said = ["image_mean", "image_std"].map(|key| {
         let values = preprocessing.get(key).and_then(Value::as_array);
         let numbers = values.map(|values| {
             let numbers = values.iter().filter_map(Value::as_f64);
             numbers.map(|number| number as f32).collect::<Vec<_>>()
         });
-        let numbers = numbers.and_then(|numbers| numbers.try_into().ok());
-        numbers.unwrap_or(USUAL_PIXELS)
+        numbers.and_then(|numbers| numbers.try_into().ok())
+    });
+    let [mean, deviation] = said;
+    [mean.unwrap_or(usual[0]), deviation.unwrap_or(usual[1])]
+}
+
+/// What images' sizes are changed with, of Pillow's numbers.
+pub(super) fn resampling(
+    preprocessing: &Map<String, Value>,
+    usual: Resampling,
+) -> Result<Resampling, ConfigError> {
+    let Some(said) = preprocessing.get("resample").filter(|it| !it.is_null()) else {
+        return Ok(usual);
+    };
+    let number = said
+        .as_u64()
+        .and_then(|number| usize::try_from(number).ok());
+    let found = number.and_then(Resampling::of_pillow);
+    found.ok_or_else(|| ConfigError::Unsupported {
+        feature: format!("resampling by Pillow's filter {said}"),
+        supported: "1 (Lanczos), 2 (bilinear) and 3 (bicubic) are",
     })
 }
 

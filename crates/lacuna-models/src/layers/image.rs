@@ -1,9 +1,9 @@
 //! What encoders of images have and those of texts do not: patches in the beginning, and rows for a decoder in the
 //! end; and what decoders have of those rows.
 
-use super::Stream;
+use super::{Stream, norm_rows};
 use crate::error::Place;
-use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot, VectorForm};
+use crate::program::{Bias, Builder, Lookup, Merging, Op, Rows, Slot, VectorForm};
 use crate::spec::{
     Activation, Frames, ImageRows, LearnedPlaces, Merge, ModelSpec, Norm, NormKind, Patches,
 };
@@ -75,6 +75,11 @@ pub(super) fn patches(spec: &ModelSpec, patches: &Patches, program: &mut Builder
                 width: hidden_size,
             });
         }
+    }
+    if patches.normed {
+        let weight = program.vector("pre_ln", hidden_size);
+        let size = (Rows::Tokens, hidden_size);
+        norm_rows(spec.norm, weight, [hidden; 2], size, program);
     }
     program.push(Op::CheckFinite {
         values: hidden,
@@ -165,18 +170,15 @@ impl Stream<'_> {
     pub(super) fn image_rows(&self, rows: &ImageRows, beside: bool, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
         program.step("merge");
-        let weight = program.vector(MERGER.norm, hidden);
+        if !matches!(rows.merge, Merge::Apart { .. }) {
+            let weight = program.vector(MERGER.norm, hidden);
+            self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+        }
         let output = match rows.merge {
-            Merge::Mean { norm_epsilon } => {
-                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
-                self.mean_rows(rows, norm_epsilon, program)
-            }
-            Merge::Joined => {
-                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
-                self.joined_rows(rows, program)
-            }
+            Merge::Mean { norm_epsilon } => self.mean_rows(rows, norm_epsilon, program),
+            Merge::Joined => self.joined_rows(rows, program),
+            Merge::Apart { reduced } => self.apart_rows(rows, reduced, program),
             Merge::SideBySide => {
-                self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
                 let part = self.merged(self.hidden, rows, &MERGER, program);
                 self.order(part, rows, (0, beside), program)
             }
@@ -242,7 +244,7 @@ impl Stream<'_> {
             from: self.hidden,
             to: merged,
             merged: rows.merged,
-            joined: true,
+            merging: Merging::Joined,
             width: self.spec.hidden,
         });
         program.step("project-image");
@@ -253,6 +255,52 @@ impl Stream<'_> {
         output
     }
 
+    /// Products of patches, or of what becomes of their squares.
+    fn apart_rows(&self, rows: &ImageRows, reduced: Option<f32>, program: &mut Builder) -> Slot {
+        let hidden = self.spec.hidden;
+        let input = match reduced {
+            Some(epsilon) => self.reduced_rows(rows, epsilon, program),
+            None => self.hidden,
+        };
+        program.step("project-image");
+        let inner = program.values("projected", Rows::Logits, rows.width);
+        let matrix = program.matrix("mm.1", rows.width, hidden, Bias::IfPresent);
+        let (gelu, outputs) = (Some(Activation::GeluErf), vec![(matrix, inner)]);
+        let size = (Rows::Logits, hidden);
+        program.product_then(gelu, input, "merger-blocks", size, outputs);
+        let output = program.values("image-rows", Rows::Logits, rows.width);
+        let matrix = program.matrix("mm.2", rows.width, rows.width, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(inner, "projected-blocks", Rows::Logits, rows.width, outputs);
+        output
+    }
+
+    /// Squares of normed patches, each as one as wide as they are.
+    fn reduced_rows(&self, rows: &ImageRows, epsilon: f32, program: &mut Builder) -> Slot {
+        let hidden = self.spec.hidden;
+        let norm = Norm {
+            kind: NormKind::Rms,
+            epsilon,
+        };
+        let weight = program.vector("mm.input_norm", hidden);
+        let size = (Rows::Tokens, hidden);
+        norm_rows(norm, weight, [self.hidden; 2], size, program);
+        let columns = hidden * rows.merged * rows.merged;
+        let merged = program.values("merged", Rows::Logits, columns);
+        program.push(Op::MergePatches {
+            from: self.hidden,
+            to: merged,
+            merged: rows.merged,
+            merging: Merging::Unfolded,
+            width: hidden,
+        });
+        let reduced = program.values("reduced", Rows::Logits, hidden);
+        let matrix = program.matrix("mm.patch_merger", hidden, columns, Bias::IfPresent);
+        let outputs = vec![(matrix, reduced)];
+        program.product(merged, "merged-blocks", Rows::Logits, columns, outputs);
+        reduced
+    }
+
     /// Products of means of squares.
     fn mean_rows(&self, rows: &ImageRows, norm_epsilon: f32, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
@@ -261,7 +309,7 @@ impl Stream<'_> {
             from: self.hidden,
             to: merged,
             merged: rows.merged,
-            joined: false,
+            merging: Merging::Mean,
             width: hidden,
         });
         let name = ("mm.soft_emb_norm", "weight");

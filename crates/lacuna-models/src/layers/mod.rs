@@ -19,7 +19,8 @@ pub(crate) use image::{PATCHES, PROJECTION, SECOND_FRAME};
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
 use crate::spec::{
-    Attention, LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec, PerLayerInputs,
+    Attention, LayerSpec, LogitsSpec, ModelSpec, Norm, NormKind, OutputMatrix, OutputSpec,
+    PerLayerInputs,
 };
 
 /// The slots that layers have in common.
@@ -77,6 +78,37 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
         OutputSpec::Pooled(pooled) => stream.pooled(pooled, program),
         OutputSpec::Image(rows) => stream.image_rows(&rows, tapped, program),
     }
+}
+
+/// `output = norm(input)`, rows of so many elements.
+fn norm_rows(
+    norm: Norm,
+    weight: VectorId,
+    [input, output]: [Slot; 2],
+    (rows, width): (Rows, usize),
+    program: &mut Builder,
+) {
+    let op = match norm.kind {
+        NormKind::Rms | NormKind::Layer => Op::Norm {
+            norm,
+            weight: Some(weight),
+            input,
+            output,
+            rows,
+            groups: 1,
+            width,
+        },
+        NormKind::BiasedLayer => Op::BiasedNorm {
+            epsilon: norm.epsilon,
+            weight,
+            bias: program.bias_of(weight),
+            input,
+            output,
+            rows,
+            width,
+        },
+    };
+    program.push(op);
 }
 
 fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
@@ -237,31 +269,10 @@ impl Stream<'_> {
         &self,
         weight: VectorId,
         [input, output]: [Slot; 2],
-        (rows, width): (Rows, usize),
+        rows: (Rows, usize),
         program: &mut Builder,
     ) {
-        let norm = self.spec.norm;
-        let op = match norm.kind {
-            NormKind::Rms | NormKind::Layer => Op::Norm {
-                norm,
-                weight: Some(weight),
-                input,
-                output,
-                rows,
-                groups: 1,
-                width,
-            },
-            NormKind::BiasedLayer => Op::BiasedNorm {
-                epsilon: norm.epsilon,
-                weight,
-                bias: program.bias_of(weight),
-                input,
-                output,
-                rows,
-                width,
-            },
-        };
-        program.push(op);
+        norm_rows(self.spec.norm, weight, [input, output], rows, program);
     }
 
     /// Rows that are asked for, normed and multiplied with the output matrix.

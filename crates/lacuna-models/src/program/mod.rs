@@ -30,7 +30,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
-pub use op::{Access, Factor, Lookup, Op};
+pub use op::{Access, Factor, Lookup, Merging, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use tensors::{
     Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorForm,

@@ -9,6 +9,17 @@ use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
 use crate::spec::{Activation, Gating, Norm, Patches, Pooling, QueryTemperature, TimeStepLimits};
 
+/// What becomes of the rows of a square of patches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Merging {
+    /// Their mean.
+    Mean,
+    /// One behind another.
+    Joined,
+    /// Their first elements, then their second, and so on.
+    Unfolded,
+}
+
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -73,16 +84,16 @@ pub enum Op {
         /// Elements of a part.
         width: usize,
     },
-    /// The mean of each square of patches, or all of them one behind another.
+    /// One row of each square of patches.
     MergePatches {
         /// `[patches, width]`
         from: Slot,
-        /// `[rows, width]`, or `[rows, merged * merged * width]` where they are joined.
+        /// `[rows, width]`, or `[rows, merged * merged * width]` but of means.
         to: Slot,
         /// Patches of a square's side.
         merged: usize,
-        /// Whether they are joined.
-        joined: bool,
+        /// What it is made of.
+        merging: Merging,
         /// Elements of a row.
         width: usize,
     },

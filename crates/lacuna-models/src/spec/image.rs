@@ -75,6 +75,8 @@ pub struct Patches {
     pub order: PatchOrder,
     /// What is learned of their places, and added to them.
     pub places: LearnedPlaces,
+    /// Whether their rows are normed before the first layer.
+    pub normed: bool,
     /// What is subtracted of each channel, whose values are from 0 to 1: red, green, blue.
     pub mean: [f32; 3],
     /// What they are divided by then.
@@ -145,6 +147,9 @@ pub enum ImageSize {
         least_pixels: usize,
         /// Pixels at most.
         most_pixels: usize,
+        /// Pixels of the longer side at most, where that is what bounds an image: then sides become whole squares by being
+        /// made larger (Pixtral). Without it they become the nearest (Qwen).
+        longest_edge: Option<usize>,
     },
     /// That of tiles, each of which is a picture of its own.
     Tiles(Tiling),
@@ -243,13 +248,23 @@ impl Patches {
                 square,
                 least_pixels,
                 most_pixels,
+                longest_edge,
             } => {
+                let (unit, bounds) = (square * self.pixels, [least_pixels, most_pixels]);
+                if let Some(longest) = longest_edge {
+                    let fitted = within([width, height], longest, unit);
+                    return Ok(
+                        match (bounds[0]..=bounds[1]).contains(&(fitted[0] * fitted[1])) {
+                            true => fitted,
+                            false => fit(fitted, unit, bounds),
+                        },
+                    );
+                }
                 let (longer, shorter) = (width.max(height), width.min(height));
                 if longer > shorter.saturating_mul(Self::MOST_ASPECT) {
                     return Err(ImageTooLong { width, height });
                 }
-                let bounds = [least_pixels, most_pixels];
-                Ok(fit([width, height], square * self.pixels, bounds))
+                Ok(fit([width, height], unit, bounds))
             }
         }
     }
@@ -314,6 +329,20 @@ impl Frames {
     }
 }
 
+/// Whole multiples of `unit` pixels, none of which is more than `longest` made such, as Pixtral's processor has it.
+fn within(size: [usize; 2], longest: usize, unit: usize) -> [usize; 2] {
+    let ratio = size.map(|side| side as f64 / longest as f64);
+    let ratio = ratio[0].max(ratio[1]);
+    size.map(|side| {
+        let smaller = match ratio > 1.0 {
+            true => (side as f64 / ratio) as usize,
+            false => side,
+        };
+        // Of a side that is gone the reference makes an error.
+        smaller.max(1).next_multiple_of(unit)
+    })
+}
+
 /// The nearest whole multiples of `unit` pixels, by a scale that keeps to `[least, most]` pixels in all, as the
 /// processors of Qwen's models have it. Their halves are rounded to the even.
 fn fit([width, height]: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2] {
@@ -367,6 +396,13 @@ pub enum Merge {
     SideBySide,
     /// Its patches are normed and multiplied with a matrix side by side (Idefics 3, which calls it pixel shuffle).
     Joined,
+    /// Its one patch goes through two products with GELU between (LLaVA). Where squares have several, all patches are normed
+    /// by their root mean square before, and those of a square become one by a matrix, whose columns have the places of
+    /// an element next to one another (Mistral 3).
+    Apart {
+        /// Added to the mean square, where they become one.
+        reduced: Option<f32>,
+    },
 }
 
 /// A layer whose rows become a part of an image's.
@@ -392,6 +428,22 @@ impl ImageRows {
     #[must_use]
     pub fn row_width(&self) -> usize {
         self.width * self.parts()
+    }
+
+    /// How many rows of tokens a picture has at most, where its longer side is bounded, or its shape is given; else one,
+    /// as many as its shape leaves open.
+    #[must_use]
+    pub const fn most_rows(&self, patches: &Patches) -> usize {
+        let most = self.most(patches);
+        let side = match patches.size {
+            ImageSize::Own {
+                longest_edge: Some(longest),
+                ..
+            } => longest.div_ceil(patches.pixels * self.merged),
+            ImageSize::Square { .. } | ImageSize::Tiles(_) => most.isqrt(),
+            ImageSize::Own { .. } => 1,
+        };
+        if side < most { side } else { most }
     }
 
     /// Most of any image.
@@ -440,6 +492,14 @@ pub struct ImagePrompt {
     pub place: ImagePlace,
 }
 
+impl ImagePrompt {
+    /// Whether tokens of the prompt stand between the rows of an image.
+    #[must_use]
+    pub const fn is_by_row(&self) -> bool {
+        matches!(self.place, ImagePlace::Rows { .. })
+    }
+}
+
 /// Where the tokens of an image are put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImagePlace {
@@ -453,6 +513,15 @@ pub enum ImagePlace {
         mark: &'static str,
         /// What is written beside.
         marks: TileMarks,
+    },
+    /// In the place of this one too, row by row.
+    Rows {
+        /// What stands for an image in a template.
+        mark: &'static str,
+        /// The token behind each row but the last.
+        row_end: &'static str,
+        /// The one behind the last.
+        end: &'static str,
     },
 }
 
@@ -481,6 +550,7 @@ mod tests {
             square: 2,
             least_pixels: 56 * 56,
             most_pixels: 28 * 28 * 1280,
+            longest_edge: None,
         },
         resampling: Resampling::Bicubic,
         frames: Frames::One,
@@ -489,6 +559,7 @@ mod tests {
             windows: None,
         },
         places: LearnedPlaces::None,
+        normed: false,
         mean: [0.5; 3],
         deviation: [0.5; 3],
     };
@@ -512,6 +583,40 @@ mod tests {
         let long = QWEN.fit([1, 20_000]).expect_err("longer than any");
         assert!(long.to_string().contains("1 x 20000"), "{long}");
         assert!(QWEN.fit([1, 201]).is_err() && QWEN.fit([0, 1]).is_err());
+    }
+
+    #[test]
+    fn an_image_is_brought_to_whole_squares_that_a_side_of_bounds_it() {
+        let size = |longest: usize, square: usize, most_pixels| Patches {
+            pixels: 14,
+            size: ImageSize::Own {
+                square,
+                least_pixels: 1,
+                most_pixels,
+                longest_edge: Some(longest),
+            },
+            order: PatchOrder::Rows,
+            ..QWEN
+        };
+        // As `get_resize_output_image_size` of transformers says.
+        let mistral = size(1540, 2, 1540 * 1540);
+        for (given, wanted) in [
+            ([640, 480], [644, 504]),
+            ([4032, 3024], [1540, 1176]),
+            ([3024, 4032], [1176, 1540]),
+            ([1541, 1541], [1540, 1540]),
+            ([1, 1], [28, 28]),
+            ([28, 29], [28, 56]),
+        ] {
+            assert_eq!(mistral.fit(given), Ok(wanted), "{given:?}");
+            assert!(mistral.takes(mistral.grid(wanted)), "{given:?}");
+        }
+        // However long they are.
+        assert_eq!(mistral.fit([1, 20_000]), Ok([28, 1540]));
+        // And fewer pixels where there are to be fewer.
+        let fewer = size(1540, 2, 28 * 28 * 100);
+        assert_eq!(fewer.fit([4032, 3024]), Ok([308, 224]));
+        assert_eq!(fewer.fit([280, 280]), Ok([280, 280]));
     }
 
     #[test]

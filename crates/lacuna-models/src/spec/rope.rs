@@ -34,6 +34,9 @@ pub enum RopeAxes {
     Interleaved([usize; 3]),
     /// The first half of the pairs by a patch's row, the other by its column, at the same frequencies.
     Patch,
+    /// The same, but of the frequencies of all pairs rows have the first, the third and so on, and columns the others
+    /// (Pixtral).
+    PatchInTurn,
 }
 
 impl RopeAxes {
@@ -42,7 +45,7 @@ impl RopeAxes {
     pub const fn count(self) -> usize {
         match self {
             Self::One => 1,
-            Self::Patch => 2,
+            Self::Patch | Self::PatchInTurn => 2,
             Self::Sections(_) | Self::Interleaved(_) => 3,
         }
     }
@@ -57,7 +60,7 @@ impl RopeAxes {
             Self::Interleaved([_, rows, _]) if pair % 3 == 1 && pair < 3 * rows => 1,
             Self::Interleaved([.., columns]) if pair % 3 == 2 && pair < 3 * columns => 2,
             Self::Interleaved(_) => 0,
-            Self::Patch => u8::from(pair >= pairs / 2),
+            Self::Patch | Self::PatchInTurn => u8::from(pair >= pairs / 2),
         };
         (0..pairs).map(of_pair).collect()
     }
@@ -194,15 +197,19 @@ impl Rope {
     /// divides them by besides is not in them, nor are the tables of [`RopeScaling::LongRope`].
     #[must_use]
     pub fn inverse_frequencies(&self) -> Vec<f32> {
-        // Each half of a patch's pairs begins anew.
-        let count = match self.axes {
-            RopeAxes::Patch => self.dimensions / 2,
-            _ => self.dimensions,
+        let half = (self.dimensions / 4).max(1);
+        // The place of a pair in a series, and the elements that it is for.
+        let place = |pair: usize| match self.axes {
+            // Each half of a patch's pairs begins anew.
+            RopeAxes::Patch => (pair % half, self.dimensions / 2),
+            RopeAxes::PatchInTurn => (2 * (pair % half) + pair / half, self.dimensions),
+            RopeAxes::One | RopeAxes::Sections(_) | RopeAxes::Interleaved(_) => {
+                (pair, self.dimensions)
+            }
         };
-        let turned = (count / 2).max(1);
         let frequency = |pair: usize| {
-            self.theta
-                .powf(-2.0 * (pair % turned) as f64 / count as f64)
+            let (place, elements) = place(pair);
+            self.theta.powf(-2.0 * place as f64 / elements as f64)
         };
         (0..self.dimensions / 2)
             .map(|pair| self.scaled(pair, frequency(pair)) as f32)
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_a_patchs_pairs_have_the_same_frequencies() {
+    fn halves_of_a_patchs_pairs_have_the_same_frequencies_or_take_turns() {
         let patch = Rope {
             dimensions: 8,
             axes: RopeAxes::Patch,
@@ -349,6 +356,12 @@ mod tests {
         };
         let found = patch.inverse_frequencies();
         assert_eq!(found, [1.0, 0.01, 1.0, 0.01]);
+        let in_turn = Rope {
+            axes: RopeAxes::PatchInTurn,
+            ..patch
+        };
+        let found = in_turn.inverse_frequencies();
+        assert_eq!(found, [1.0, 0.01, 0.1, 0.001]);
     }
 
     #[test]

@@ -129,6 +129,7 @@ impl ModelSpec {
             square,
             least_pixels,
             most_pixels,
+            longest_edge,
         } = patches.size
         {
             let square_pixels = square * patches.pixels;
@@ -136,6 +137,10 @@ impl ModelSpec {
             let most = Patches::MOST * patch_pixels;
             in_range("pixels of an image", most_pixels, most)?;
             in_range("fewest pixels of an image", least_pixels, most_pixels)?;
+            if let Some(longest) = longest_edge {
+                let most = Patches::MOST_PER_SIDE * patches.pixels;
+                in_range("pixels of an image's longer side", longest, most)?;
+            }
             in_range(
                 "pixels of a square of patches",
                 square_pixels * square_pixels,
@@ -191,15 +196,27 @@ impl ModelSpec {
                 )?;
             }
         }
+        let joined = || {
+            let joined = self.hidden.saturating_mul(rows.merged * rows.merged);
+            in_range("elements of merged patches", joined, limit::FEED_FORWARD)
+        };
         match rows.merge {
             Merge::Mean { norm_epsilon } => {
                 positive("norm_epsilon of an image's rows", f64::from(norm_epsilon))
             }
             Merge::SideBySide => Ok(()),
-            Merge::Joined => {
-                let joined = self.hidden.saturating_mul(rows.merged * rows.merged);
-                in_range("elements of merged patches", joined, limit::FEED_FORWARD)
+            Merge::Apart { reduced: None } if rows.merged > 1 => Err(ConfigError::Needs {
+                field: "squares of patches",
+                needs: "a matrix that makes one row of each",
+            }),
+            Merge::Apart { reduced: None } => Ok(()),
+            Merge::Apart {
+                reduced: Some(norm_epsilon),
+            } => {
+                positive("norm_epsilon of an image's rows", f64::from(norm_epsilon))?;
+                joined()
             }
+            Merge::Joined => joined(),
         }
     }
 
@@ -378,7 +395,10 @@ impl Rope {
             AttentionShape::MAX_HEAD_DIM,
         )?;
         // Each half of a patch's has pairs of its own.
-        let least = if self.axes == RopeAxes::Patch { 4 } else { 2 };
+        let least = match self.axes {
+            RopeAxes::Patch | RopeAxes::PatchInTurn => 4,
+            RopeAxes::One | RopeAxes::Sections(_) | RopeAxes::Interleaved(_) => 2,
+        };
         if !self.dimensions.is_multiple_of(least) {
             return Err(ConfigError::OddHeadDim {
                 head_dim: self.dimensions,

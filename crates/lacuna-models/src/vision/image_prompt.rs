@@ -13,7 +13,8 @@ use crate::spec::{Grid, ImagePlace, ImagePrompt, TileMarks};
 pub struct ImageTokens {
     /// Its tiles; none where it is one picture.
     pub tiles: Grid,
-    /// Those of each of its pictures: of tiles row by row, and then of the whole.
+    /// Those of each of its pictures: of tiles row by row, and then of the whole. Where tokens of the prompt stand between
+    /// rows, those of each row.
     pub pictures: Vec<Vec<u32>>,
 }
 
@@ -39,9 +40,9 @@ impl Marks {
     fn of(prompt: &ImagePrompt, tokenizer: &Tokenizer) -> Option<Self> {
         let (marks, kept) = match &prompt.place {
             ImagePlace::Between(marks) => (&marks[..], [1, 1]),
-            ImagePlace::Instead(mark) | ImagePlace::Tiles { mark, .. } => {
-                (std::slice::from_ref(mark), [0, 0])
-            }
+            ImagePlace::Instead(mark)
+            | ImagePlace::Tiles { mark, .. }
+            | ImagePlace::Rows { mark, .. } => (std::slice::from_ref(mark), [0, 0]),
         };
         let tokens = marks.iter().map(|mark| tokenizer.id(mark));
         Some(Self {
@@ -95,6 +96,17 @@ pub(crate) fn place(
                 let beside = tokenizer.encode(&text, Special::RENDERED)?;
                 let mark = tokenizer.id(mark).ok_or(PromptError::NoImages)?;
                 made.interleave(&beside, mark, &image.pictures);
+            }
+            ImagePlace::Rows { row_end, end, .. } => {
+                let [row_end, end] = [row_end, end].map(|mark| tokenizer.id(mark));
+                let (Some(row_end), Some(end)) = (row_end, end) else {
+                    return Err(PromptError::NoImages);
+                };
+                let last = image.pictures.len().saturating_sub(1);
+                for (index, row) in image.pictures.iter().enumerate() {
+                    made.put(row);
+                    made.tokens.push(if index == last { end } else { row_end });
+                }
             }
             ImagePlace::Between(_) | ImagePlace::Instead(_) => {
                 image.pictures.iter().for_each(|it| made.put(it));

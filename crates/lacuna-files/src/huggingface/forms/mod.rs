@@ -18,6 +18,7 @@ mod gptq;
 mod mlx;
 mod mxfp4;
 mod part;
+mod transposed;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -50,7 +51,10 @@ const METHODS: &[&str] = &[
 pub(super) fn read(config: &Map<String, Value>, tensors: &Tensors) -> Result<Tensors, FormError> {
     let mut table = Table::new(tensors);
     match described(config) {
-        None => mxfp4::read_plain(&mut table)?,
+        None => {
+            mxfp4::read_plain(&mut table)?;
+            transposed::read(config, &mut table)?;
+        }
         Some(Described { method, settings }) => match method {
             "fp8" | "fbgemm_fp8" => fp8::read(settings, &mut table)?,
             "mxfp4" => mxfp4::read(&mut table)?,

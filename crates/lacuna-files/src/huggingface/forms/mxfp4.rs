@@ -79,20 +79,27 @@ pub(super) fn read_plain(table: &mut Table<'_>) -> Result<(), FormError> {
         for stack in ["gate_up_proj", "down_proj"] {
             let stack = format!("{module}.experts.{stack}");
             if let Some(floats) = table.tensors.find(&stack) {
-                transpose(table, &floats.name, Part::new(floats))?;
+                let parts = matrices(&stack);
+                transpose(table, &floats.name, Part::new(floats), &parts)?;
             }
         }
     }
     Ok(())
 }
 
-fn transpose<'a>(table: &mut Table<'a>, name: &'a str, floats: Part) -> Result<(), FormError> {
+/// Puts `parts` of a tensor of stacked matrices where it was, each the other way round.
+pub(super) fn transpose<'a>(
+    table: &mut Table<'a>,
+    name: &'a str,
+    floats: Part,
+    parts: &[Matrix],
+) -> Result<(), FormError> {
     table.take(name);
     let &[experts, columns, rows] = floats.shape() else {
         return Err(floats.misshapen("[experts, columns, rows]".to_owned()));
     };
     let dtype = float(&floats)?;
-    for part in matrices(name) {
+    for part in parts {
         let made = Made {
             name: format!("{}.weight", part.name),
             form: "transposed",
@@ -111,7 +118,7 @@ fn transpose<'a>(table: &mut Table<'a>, name: &'a str, floats: Part) -> Result<(
 }
 
 /// A matrix among those of a tensor.
-struct Matrix {
+pub(super) struct Matrix {
     /// Without `weight` or `bias`.
     name: String,
     first: usize,
@@ -126,6 +133,15 @@ struct Place {
 }
 
 impl Matrix {
+    /// The only one of a tensor.
+    pub(super) fn whole(module: &str) -> Self {
+        Self {
+            name: module.to_owned(),
+            first: 0,
+            step: 1,
+        }
+    }
+
     /// Of `rows` rows of an expert, those of this matrix.
     fn share(&self, rows: usize, of: &Part) -> Result<usize, FormError> {
         match rows.is_multiple_of(self.step) {
@@ -160,11 +176,7 @@ fn halves(module: &str) -> [Matrix; 2] {
 fn matrices(module: &str) -> Vec<Matrix> {
     match module.ends_with(".gate_up_proj") {
         true => halves(module).into(),
-        false => vec![Matrix {
-            name: module.to_owned(),
-            first: 0,
-            step: 1,
-        }],
+        false => vec![Matrix::whole(module)],
     }
 }
 

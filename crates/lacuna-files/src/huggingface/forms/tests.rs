@@ -525,3 +525,28 @@ fn what_was_let_go_of_is_read_again() {
     tensors.release_sources();
     assert!(convert() == first);
 }
+
+#[test]
+fn experts_of_a_mixture_are_turned_round_unless_they_have_been() {
+    let config = json!({
+        "model_type": "qwen3_vl_moe_text", "hidden_size": 2, "moe_intermediate_size": 3,
+    });
+    let lies = |lines: &[Line<'_>]| {
+        let tensors = read_with(&config, lines).unwrap();
+        let all = tensors
+            .iter()
+            .map(|it| (it.name.to_owned(), it.shape.to_vec()));
+        all.collect::<Vec<_>>()
+    };
+    let (both, down) = ("x.experts.gate_up_proj", "x.experts.down_proj");
+    let published = lies(&[(both, "F32", &[4, 2, 6], 0), (down, "F32", &[4, 3, 2], 0)]);
+    assert!(published.contains(&(format!("{both}.weight"), vec![4, 6, 2])));
+    assert!(published.contains(&(format!("{down}.weight"), vec![4, 2, 3])));
+    let turned = lies(&[(both, "F32", &[4, 6, 2], 0), (down, "F32", &[4, 2, 3], 0)]);
+    assert!(turned.contains(&(both.to_owned(), vec![4, 6, 2])));
+    assert!(turned.contains(&(down.to_owned(), vec![4, 2, 3])));
+    let message = refusal(&config, &[(both, "F32", &[2, 6], 0)]);
+    names_all(&message, &[both, "[2, 6]"]);
+    let message = refusal(&config, &[(down, "I32", &[4, 3, 2], 0)]);
+    names_all(&message, &[down, "bf16"]);
+}
