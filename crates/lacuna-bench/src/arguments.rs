@@ -346,6 +346,7 @@ fn image_size(given: &str) -> Result<[usize; 2], String> {
   lacuna bench speculate m.gguf
   lacuna bench speculate m.gguf --speculate ngram:15 --temperature 0.7 --sequences 1 --json
   lacuna bench speculate qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --speculate off
+  lacuna synth qwen3.5-0.8b -o m.gguf; lacuna bench speculate m.gguf --choices 1,4 --sequences 1
 
 Each text is written without guesses and with them, in turns; the command fails where they are not the same.")]
 pub(crate) struct BenchSpeculateArgs {
@@ -360,6 +361,10 @@ pub(crate) struct BenchSpeculateArgs {
     /// 0 always takes the likeliest token; 1 draws as the model says
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f32,
+    /// Instead of the texts, replies that may take so many tokens alone: of 1 all guesses are right, and the more there are the
+    /// fewer. For random weights, whose replies to texts say nothing
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) choices: Vec<NonZeroUsize>,
     /// How often each is measured
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) rounds: NonZeroUsize,

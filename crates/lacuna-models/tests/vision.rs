@@ -610,3 +610,17 @@ fn pixels_beyond_bounds_are_held_to_what_is_planned_for() {
         }
     }
 }
+
+/// What a pass multiplies in attention, worked out by hand: squares of windows in layers that have these.
+#[test]
+fn products_of_attention_in_windows_are_those_of_windows() {
+    let encoder = Eyes::open(&folder().join("vision/qwen2.5-vl/hf"), 1).encoder;
+    let (rows, columns) = (6, 10);
+    // Windows of four patches each way: two rows of them, of four and two patches, in three columns of four, four and two.
+    let in_windows: u64 = [16, 16, 8, 8, 8, 4].iter().map(|it| it * it).sum();
+    let everywhere = 60 * 60;
+    // Two heads of eight elements, of keys and of values; two layers of each kind.
+    let attention = 2 * (8 + 8) * (2 * in_windows + 2 * everywhere);
+    let products = encoder.products(Grid { rows, columns });
+    assert_eq!(products.attention, attention);
+}

@@ -438,6 +438,67 @@ fn loading_is_told_for_every_way_warm_and_cold_and_for_kv_memory_from_the_start(
     assert_eq!(refused.status.code(), Some(2));
 }
 
+/// What `lacuna bench` says with `arguments`.
+fn bench(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lacuna"));
+    let output = command.arg("bench").args(arguments).output();
+    output.expect("the program starts")
+}
+
+#[test]
+fn guesses_are_all_right_where_replies_have_no_choice() {
+    let of = |choices: &str| {
+        let arguments = ["speculate", "demo", "-n", "40", "--rounds", "1", "--json"];
+        let more = ["--sequences", "1", "--threads", "1", "--choices", choices];
+        bench(&[&arguments[..], &more].concat())
+    };
+    let output = of("1,200");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let [alone, among] = &report["rows"].as_array().expect("rows")[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(
+        [&alone["fixture"], &among["fixture"]],
+        ["1 of 1", "1 of 200"]
+    );
+    let guessed = number(alone, "/draft_tokens");
+    assert!(guessed > 20.0, "{alone}");
+    assert_eq!(number(alone, "/accepted_tokens"), guessed);
+    assert_eq!(number(among, "/tokens"), 40.0);
+    let refused = of("1000000");
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn images_are_measured_with_what_the_machine_can_do() {
+    let reference = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    let folder = reference.join("vision/qwen2.5-vl/hf");
+    let folder = folder.to_str().expect("UTF-8");
+    let output = bench(&[
+        "images",
+        folder,
+        "--size",
+        "112x56",
+        "--threads",
+        "1",
+        "--json",
+    ]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    for figure in ["/patches", "/rows_per_second", "/gmac_per_s", "/of_limit"] {
+        assert!(number(&report, figure) > 0.0, "{figure}: {report}");
+    }
+    let blind = bench(&["images", "demo", "--json"]);
+    let error = String::from_utf8_lossy(&blind.stderr);
+    assert!(
+        !blind.status.success() && error.contains("image"),
+        "{error}"
+    );
+}
+
 #[test]
 fn guesses_are_measured_on_every_text_alone_and_together() {
     let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))

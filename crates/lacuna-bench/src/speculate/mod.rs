@@ -28,6 +28,49 @@ const FIXTURES: [(&str, &str); 3] = [
     ("chat", include_str!("fixtures/chat.txt")),
 ];
 
+/// A prompt, and what replies to it may take.
+struct Task {
+    name: String,
+    text: &'static str,
+    /// The tokens that a reply is made of, far likelier than all others; empty for any.
+    choices: Arc<[(u32, f32)]>,
+}
+
+impl Task {
+    /// What is asked for: the texts, or replies of few tokens.
+    fn all(args: &BenchSpeculateArgs, vocabulary: usize) -> Result<Vec<Self>> {
+        if args.choices.is_empty() {
+            let texts = FIXTURES.map(|(name, text)| Self {
+                name: name.to_owned(),
+                text,
+                choices: Arc::default(),
+            });
+            return Ok(texts.into());
+        }
+        let tasks = args.choices.iter().map(|&count| {
+            // From the middle, where no vocabulary has what ends a text.
+            let first = vocabulary / 2;
+            let last = first.saturating_add(count.get());
+            ensure!(
+                last <= vocabulary,
+                output::Usage(format!(
+                    "--choices {count} is more than half of the vocabulary"
+                ))
+            );
+            let tokens = (first..last).map(|token| (token as u32, MOST_BIAS));
+            Ok(Self {
+                name: format!("1 of {count}"),
+                text: FIXTURES[2].1,
+                choices: tokens.collect(),
+            })
+        });
+        tasks.collect()
+    }
+}
+
+/// The most that a token can be made likelier by: e^100 times.
+const MOST_BIAS: f32 = 100.0;
+
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
@@ -43,7 +86,7 @@ struct Report {
 /// One kind of text, written by one sequence or by several at once.
 #[derive(Serialize)]
 struct Row {
-    fixture: &'static str,
+    fixture: String,
     sequences: usize,
     prompt_tokens: usize,
     /// Of one sequence.
@@ -97,12 +140,13 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
     };
     let model = open_to_run(&args.model, &guessing)?;
     let mut rows = Vec::new();
-    for fixture in FIXTURES {
-        rows.push(alone(&model, [&plain, &guessing], fixture, args)?);
+    let tasks = Task::all(args, model.spec().vocabulary)?;
+    for task in &tasks {
+        rows.push(alone(&model, [&plain, &guessing], task, args)?);
     }
     if args.sequences.get() > 1 {
-        for fixture in FIXTURES {
-            rows.push(together(&model, [&plain, &guessing], fixture, args)?);
+        for task in &tasks {
+            rows.push(together(&model, [&plain, &guessing], task, args)?);
         }
     }
     let report = Report {
@@ -128,10 +172,11 @@ fn prompt(model: &Model, text: &str) -> Result<Vec<u32>> {
     Ok(prompt.tokens)
 }
 
-fn sampling(args: &BenchSpeculateArgs, seed: u64) -> Sampling {
+fn sampling(args: &BenchSpeculateArgs, task: &Task, seed: u64) -> Sampling {
     Sampling {
         temperature: args.temperature,
         seed,
+        logit_bias: Arc::clone(&task.choices),
         ..Sampling::default()
     }
 }
@@ -166,10 +211,10 @@ impl Rounds {
         Ok(())
     }
 
-    fn row(self, fixture: &'static str, sequences: usize) -> Result<Row> {
+    fn row(self, task: &Task, sequences: usize) -> Result<Row> {
         let median = |values: Vec<f64>| median(values).context("one round at least");
         Ok(Row {
-            fixture,
+            fixture: task.name.clone(),
             sequences,
             prompt_tokens: 0,
             tokens: 0,
@@ -188,17 +233,17 @@ impl Rounds {
 fn alone(
     model: &Arc<Model>,
     configs: [&EngineConfig; 2],
-    (name, text): (&'static str, &str),
+    task: &Task,
     args: &BenchSpeculateArgs,
 ) -> Result<Row> {
-    let prompt = prompt(model, text)?;
+    let prompt = prompt(model, task.text)?;
     let (mut rounds, mut tokens) = (Rounds::default(), 0);
     let mut drafts = Vec::new();
     for round in 0..args.rounds.get() {
         let write = |config: &EngineConfig| -> Result<_> {
             // What it has learned is of no use to the next round.
             let mut engine = Engine::new(Arc::clone(model), config)?;
-            let mut session = engine.session(sampling(args, round as u64))?;
+            let mut session = engine.session(sampling(args, task, round as u64))?;
             session.extend(&prompt);
             let mut generation = Generation::new(&mut engine, &mut session, limits(args))?;
             while generation.next_piece()?.is_some() {}
@@ -211,12 +256,12 @@ fn alone(
         let [(plain, _), (guessing, counts)] = in_turn(round, configs, write)?;
         tokens = plain.tokens[0].len();
         drafts.push(counts);
-        rounds.push(name, [plain, guessing])?;
+        rounds.push(&task.name, [plain, guessing])?;
     }
     let row = Row {
         prompt_tokens: prompt.len(),
         tokens,
-        ..rounds.row(name, 1)?
+        ..rounds.row(task, 1)?
     };
     Ok(drafts.into_iter().fold(row, Row::with))
 }
@@ -240,11 +285,12 @@ fn in_turn<T>(
 fn together(
     model: &Arc<Model>,
     configs: [&EngineConfig; 2],
-    (name, text): (&'static str, &str),
+    task: &Task,
     args: &BenchSpeculateArgs,
 ) -> Result<Row> {
     let sequences = args.sequences.get();
-    let prompts = (1..=sequences).map(|number| prompt(model, &format!("Task {number}. {text}")));
+    let prompts =
+        (1..=sequences).map(|number| prompt(model, &format!("Task {number}. {}", task.text)));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;
     let (mut rounds, mut tokens) = (Rounds::default(), 0);
     let mut drafts = Vec::new();
@@ -256,28 +302,32 @@ fn together(
                 ..ServiceConfig::default()
             };
             let service = Service::start(Arc::clone(model), config)?;
-            let written = serve(&service, &prompts, args)?;
+            let written = serve(&service, &prompts, (task, args))?;
             Ok((written, service.handle().status().counters.drafts))
         };
         let [(plain, _), (guessing, counts)] = in_turn(round, configs, write)?;
         tokens = plain.tokens.iter().map(Vec::len).sum::<usize>() / sequences;
         drafts.push(counts);
-        rounds.push(name, [plain, guessing])?;
+        rounds.push(&task.name, [plain, guessing])?;
     }
     let prompt_tokens: usize = prompts.iter().map(Vec::len).sum();
     let row = Row {
         prompt_tokens: prompt_tokens / sequences,
         tokens,
-        ..rounds.row(name, sequences)?
+        ..rounds.row(task, sequences)?
     };
     Ok(drafts.into_iter().fold(row, Row::with))
 }
 
 /// Replies to all prompts at once, and how many tokens of them there are per second, prompts included in the time.
-fn serve(service: &Service, prompts: &[Vec<u32>], args: &BenchSpeculateArgs) -> Result<Written> {
+fn serve(
+    service: &Service,
+    prompts: &[Vec<u32>],
+    (task, args): (&Task, &BenchSpeculateArgs),
+) -> Result<Written> {
     let submit = |(number, prompt): (usize, &Vec<u32>)| {
         let request = Request {
-            sampling: sampling(args, number as u64),
+            sampling: sampling(args, task, number as u64),
             limits: limits(args),
             ..Request::new(prompt.clone())
         };
