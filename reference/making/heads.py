@@ -22,8 +22,8 @@ from .families.fixture import VOCAB, Fixture, Tensors
 
 HEAD_NAMES = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
 TOKENS, GUESSES = 40, 4
-# Of a residual stream that begins with an embedding, what each layer adds.
-QUIET = 1 / 4
+# What becomes of matrices whose products are added to the residual stream, and of the embedding that it begins with.
+QUIET, LOUD = 1 / 8, 8
 
 
 class Head(torch.nn.Module):
@@ -85,8 +85,8 @@ def quiet(state: dict[str, torch.Tensor]) -> None:
 
 
 @torch.no_grad()
-def draw_head(made: Fixture) -> Head:
-    """A head that hands on the token's embedding, and a little of all else."""
+def draw_head(made: Fixture, model: torch.nn.Module) -> Head:
+    """A head that hands on the token's embedding, and a little of all else, to a norm like the model's."""
     head, random = Head(made.config), np.random.default_rng(made.seed + 1)
     state = head.state_dict(keep_vars=True)
     for name in sorted(state):
@@ -95,6 +95,8 @@ def draw_head(made: Fixture) -> Head:
     width = made.config.hidden_size
     head.fc.weight.mul_(QUIET)
     head.fc.weight[:, :width] += torch.eye(width)
+    head.pre_fc_norm_embedding.weight.mul_(QUIET)
+    head.norm.weight.mul_(QUIET).add_(model.model.norm.weight)
     return head
 
 
@@ -121,9 +123,11 @@ def logits_and_guesses(loaded, head: Head, tokens: list[int]) -> tuple[np.ndarra
 @fixture.in_double()
 def make_one(folder: pathlib.Path, made: Fixture) -> None:
     torch.manual_seed(0)
-    model, head = fixture.draw(made), draw_head(made)
+    model = fixture.draw(made)
+    head = draw_head(made, model)
     with torch.no_grad():
         quiet(model.state_dict(keep_vars=True))
+        model.model.embed_tokens.weight.mul_(LOUD)
     fixture.write_hf(folder / "hf", model)
     file = folder / "hf" / "model.safetensors"
     of_head = {f"mtp.{name}": values.numpy() for name, values in head.state_dict().items()}
