@@ -4,9 +4,9 @@
 Every expected value comes from an implementation that is not ours: logits and greedy
 tokens from Hugging Face transformers on PyTorch, token ids from `tokenizers` and
 `sentencepiece`, rendered chats from Jinja2, replies taken apart by `openai-harmony`, dequantized blocks from `gguf`, quantized ones
-from it and llama.cpp, quantized folders by what reads them.
+from it and llama.cpp, quantized folders by what reads them. Heads that guess tokens are transformers' layers with what is around them written out.
 
-    python make.py [--out FOLDER] [models types tokenizers templates replies families encoders forms quantized vision]
+    python make.py [--out FOLDER] [models types tokenizers templates replies families heads encoders forms quantized vision]
 
 Same versions (requirements.txt), same bytes. README.md describes the files.
 """
@@ -14,7 +14,7 @@ Same versions (requirements.txt), same bytes. README.md describes the files.
 import argparse
 import pathlib
 
-PARTS = ("models", "types", "tokenizers", "templates", "replies", "families", "encoders", "forms", "quantized", "vision")
+PARTS = ("models", "types", "tokenizers", "templates", "replies", "families", "heads", "encoders", "forms", "quantized", "vision")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ use lacuna_models::plan::{
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
     BatchLimits, ColumnsError, ComputeDevice, Description, Executor, ExecutorError, ExecutorMemory,
-    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
+    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Outputs, Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::TokenizerError;
@@ -28,7 +28,7 @@ use crate::row;
 use crate::runner::Pass;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
-use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows};
+use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
 use crate::status::{ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
 use crate::transcript::{Outcome, Transcript};
@@ -170,6 +170,56 @@ impl EngineConfig {
         self.draft.as_ref().filter(|_| guesses)
     }
 
+    /// Whether the head that a model's files carry guesses, where there is one.
+    fn asks_head(&self) -> bool {
+        let guesses = matches!(self.finite_check, FiniteCheck::Off);
+        matches!(self.speculation, Speculation::Mtp { .. }) && guesses
+    }
+
+    /// The model that `files` are to be loaded as ([`Model::load_described`]): `description`, with the head that guesses tokens
+    /// where [`EngineConfig::speculation`] asks for it. Where a budget holds the head's weights, but not all others beside
+    /// them, the model goes without: a guess would read more than a token.
+    ///
+    /// # Errors
+    /// [`EngineError::NoHead`] for files without one, [`EngineError::HeadAndDraft`], and as [`EngineConfig::check`].
+    pub fn guessing(
+        &self,
+        files: &ModelFiles,
+        description: Description,
+    ) -> Result<Description, EngineError> {
+        if !self.asks_head() {
+            return Ok(description);
+        }
+        if !description.has_head() {
+            return Err(EngineError::NoHead);
+        }
+        if self.draft.is_some() {
+            return Err(EngineError::HeadAndDraft);
+        }
+        self.check_device()?;
+        let with_head = description.clone().with_head();
+        let weights = WeightPlan::of_files(files, &with_head);
+        match self.prepare(files, &with_head.spec, weights, 0) {
+            Ok((_, plan, _)) if plan.residency.is_whole(&plan.weights) => Ok(with_head),
+            Ok(_) | Err(EngineError::BudgetTooSmall(_) | EngineError::MemoryShort { .. }) => {
+                Ok(description)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is planned for when a model of `spec` runs with this.
+    fn demand_of(&self, spec: &ModelSpec) -> Result<Demand, EngineError> {
+        let demand = self.demand(spec.context_tokens)?;
+        Ok(match spec.head {
+            Some(_) => Demand {
+                draft: head::memory(spec, self)?,
+                ..demand
+            },
+            None => demand,
+        })
+    }
+
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
     pub(crate) fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
         Ok(Demand {
@@ -242,7 +292,7 @@ impl EngineConfig {
         weights: WeightPlan,
     ) -> Result<Plan, EngineError> {
         let cache = self.cache(spec)?;
-        let demand = self.demand(spec.context_tokens)?;
+        let demand = self.demand_of(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         Ok(Plan::new(spec, weights, vocabulary, &cache, &demand)?)
     }
@@ -276,6 +326,7 @@ impl EngineConfig {
                 "products of rounded weights",
             ),
             (self.draft.is_some(), "a draft model"),
+            (self.asks_head(), "guesses by the model's own head"),
             (
                 self.finite_check != FiniteCheck::Off,
                 "a look for values that are not finite",
@@ -304,7 +355,7 @@ impl EngineConfig {
         }
         let cache = self.cache(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
-        let mut demand = self.demand(spec.context_tokens)?;
+        let mut demand = self.demand_of(spec)?;
         if image_bytes > 0 && demand.request_bytes.is_none() {
             demand.request_bytes = Some(request_bytes(demand.budget_bytes) + image_bytes);
         }
@@ -335,16 +386,19 @@ struct OnDevice {
     executor: Box<dyn Executor>,
 }
 
-/// A pass of `segments`, on the device if there is one.
+/// A pass of `segments`, on the device if there is one, which leaves nothing for a head.
 fn pass<'a>(
     model: &Model,
     cpu: &Cpu,
     (executor, scratch): (&'a mut Option<OnDevice>, &'a mut Scratch),
     segments: &mut [Segment<'_>],
-) -> Result<&'a [f32], ForwardError> {
+) -> Result<Outputs<'a>, ForwardError> {
     match executor {
-        None => model.forward(cpu, segments, scratch),
-        Some(on) => on.executor.forward(cpu, segments),
+        None => model.forward_with_features(cpu, segments, scratch),
+        Some(on) => Ok(Outputs {
+            logits: on.executor.forward(cpu, segments)?,
+            features: &[],
+        }),
     }
 }
 
@@ -375,6 +429,8 @@ pub struct Engine {
     has_all_weights: bool,
     most_drafts: usize,
     most_from_history: usize,
+    /// Elements of the features that a head takes, if one guesses.
+    features_width: Option<usize>,
     /// What passes take, for guesses.
     pub(crate) pace: Pace,
     /// The draft model, unless a scheduler has it.
@@ -430,8 +486,13 @@ impl Engine {
         let cpu = Arc::new(Cpu::new(config.cpu()?)?);
         let drafter = match config.draft_model() {
             Some(draft) => Some(draft.drafter(config, &cache, &cpu, &model)?),
+            None if config.asks_head() => {
+                let most = config.speculation.most();
+                head::drafter(&model, most, config, &cache, &cpu)?
+            }
             None => None,
         };
+        let features_width = drafter.as_ref().and_then(Drafter::features_width);
         let scratch =
             Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
         let host = Host {
@@ -459,6 +520,7 @@ impl Engine {
             process,
             most_drafts: config.most_drafts(),
             most_from_history: config.most_from_history(),
+            features_width,
             pace: match &drafter {
                 Some(_) => Pace::default().with_draft_model(),
                 None => Pace::default(),
@@ -479,7 +541,7 @@ impl Engine {
             .keeping_images_whole(self.model.spec().keeps_images_whole());
         Ok(match self.most_drafts {
             0 => session,
-            _ => session.speculating(self.most_from_history > 0),
+            _ => session.speculating(self.most_from_history > 0, self.features_width),
         })
     }
 
@@ -573,7 +635,8 @@ impl Engine {
         let segment = session.drafted();
         let rows = segment.tokens.len();
         let memory = (&mut self.executor, &mut self.scratch);
-        let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        session.hear(features);
         let vocabulary = self.model.spec().vocabulary;
         let tokenizer = self.model.tokenizer();
         let mut sampled = 0;
@@ -634,7 +697,8 @@ impl Engine {
             images: &session.images,
         };
         let memory = (&mut self.executor, &mut self.scratch);
-        let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        session.hear(features);
         let (sampler, history) = (&mut session.sampler, &session.tokens);
         let token = match rows {
             LogitRows::None => None,
@@ -675,7 +739,8 @@ impl Engine {
         };
         let model = &self.model;
         let memory = (&mut self.executor, &mut self.scratch);
-        let logits = pass(model, &self.cpu, memory, &mut [segment])?;
+        let Outputs { logits, features } = pass(model, &self.cpu, memory, &mut [segment])?;
+        session.hear(features);
         for row in logits.chunks_exact(model.spec().vocabulary) {
             row::check_finite(row)?;
             each(row);
@@ -854,7 +919,7 @@ impl Engine {
                 images: &[],
             };
             let memory = (&mut self.executor, &mut self.scratch);
-            let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+            let Outputs { logits, .. } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
             for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
                 row::check_finite(row)?;
                 each(sequence.len() + offset, row);
@@ -873,9 +938,13 @@ impl Engine {
         segments: &mut [Segment<'_>],
     ) -> Result<Pass<'_>, EngineError> {
         let memory = (&mut self.executor, &mut self.scratch);
-        let logits = pass(&self.model, &self.cpu, memory, segments)?;
+        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, segments)?;
         let tokenizer = self.model.tokenizer();
-        Ok(Pass { logits, tokenizer })
+        Ok(Pass {
+            logits,
+            features,
+            tokenizer,
+        })
     }
 
     /// Takes states back to the first tokens of the last pass, those of each of `segments`.

@@ -111,6 +111,14 @@ pub enum EngineError {
     /// The draft model cannot guess for the model.
     #[error(transparent)]
     Draft(#[from] crate::speculation::DraftError),
+    /// The model's files have no head that guesses tokens.
+    #[error(
+        "the model's files have no head that guesses tokens (multi-token prediction); guess from the text itself (ngram) or with a draft model"
+    )]
+    NoHead,
+    /// Two would guess.
+    #[error("the model's own head and a draft model cannot both guess; leave one of them out")]
+    HeadAndDraft,
     /// The cache folder cannot be used.
     #[error(transparent)]
     Folder(#[from] lacuna_kv::folder::FolderError),

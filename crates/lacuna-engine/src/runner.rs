@@ -13,6 +13,8 @@ use crate::status::{ExpertStatus, NeuronStatus, WeightMemory};
 pub(crate) struct Pass<'a> {
     /// The rows of logits that were asked for, one after the other.
     pub(crate) logits: &'a [f32],
+    /// What a head that guesses takes of each token, where one does; of a head's own pass, of those with logits.
+    pub(crate) features: &'a [f32],
     /// What turns the tokens chosen from them into text.
     pub(crate) tokenizer: &'a Tokenizer,
 }
@@ -24,6 +26,24 @@ pub(crate) trait ModelRunner: Send {
     /// # Errors
     /// [`EngineError`] before anything is computed.
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError>;
+
+    /// The same of a head that guesses, which is given features with each token: those of the token before it.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::forward`].
+    fn forward_with(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        features: &[f32],
+    ) -> Result<Pass<'_>, EngineError> {
+        let _ = features;
+        self.forward(segments)
+    }
+
+    /// Elements of the features that it is given with each token, where it is a head.
+    fn features_width(&self) -> Option<usize> {
+        None
+    }
 
     /// Takes states back to the first tokens of the last pass, those of each of `segments`
     /// ([`Model::rewind`](lacuna_models::Model::rewind)), which are still to be accepted.

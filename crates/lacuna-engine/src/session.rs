@@ -67,10 +67,10 @@ impl Session {
     }
 
     /// The same, some of whose tokens are guessed, from those there were or by others alone.
-    pub(crate) fn speculating(mut self, from_history: bool) -> Self {
+    pub(crate) fn speculating(mut self, from_history: bool, width: Option<usize>) -> Self {
         let guesses = self.sequence.geometry().can_rewind();
         let tokens = from_history.then(|| self.sequence.capacity());
-        self.speculator = guesses.then(|| Speculator::new(tokens, None));
+        self.speculator = guesses.then(|| Speculator::new(tokens, width, None));
         self
     }
 
@@ -176,7 +176,9 @@ impl Session {
         fork.images_whole = self.images_whole;
         fork.keeps_turns = self.keeps_turns;
         Ok(match &self.speculator {
-            Some(speculator) => fork.speculating(speculator.has_history()),
+            Some(speculator) => {
+                fork.speculating(speculator.has_history(), speculator.features_width())
+            }
             None => fork,
         })
     }
@@ -303,6 +305,15 @@ impl Session {
     pub(crate) fn prepare_guesses(&mut self, count: usize, cache: &KvCache) -> bool {
         let bytes = self.sequence.rewind_bytes_to_take(1 + count);
         has_twice(cache, bytes) && self.sequence.prepare_to_rewind(1 + count).is_ok()
+    }
+
+    /// Takes up what the model has made of the step's tokens, `[tokens, width]`, for its head.
+    pub(crate) fn hear(&mut self, features: &[f32]) {
+        let start = self.sequence.len();
+        // A head does not see images.
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| self.images.is_empty()) {
+            speculator.hear(start, features);
+        }
     }
 
     /// The first `rows` tokens of the step, if states have to go back to them.

@@ -433,6 +433,24 @@ pub enum ForwardError {
         "the model makes no embeddings of texts; use an embedding model, such as all-MiniLM-L6-v2"
     )]
     NoEmbeddings,
+    /// Guesses asked of a model that was loaded without a head, or has none.
+    #[error(
+        "the model has no head that guesses tokens; load files that have one with it, or guess from the text itself"
+    )]
+    NoHead,
+    /// Weights that the head shares with the model are not in memory: what a guess reads would take longer than a token.
+    #[error(
+        "weights that the head shares with the model are read for each pass; guess when they are in memory, which a larger budget allows"
+    )]
+    HeadWeights,
+    /// Features that are not those of the tokens.
+    #[error("{elements} elements of features for {tokens} tokens; give a row for each")]
+    FeatureCount {
+        /// Elements that were given.
+        elements: usize,
+        /// Tokens of the batch.
+        tokens: usize,
+    },
     /// The model makes no scores of pairs of texts.
     #[error(
         "the model does not score how well one text answers another; use a reranker, such as bge-reranker-v2-m3"

@@ -35,7 +35,7 @@ pub use error::{
 };
 pub use executor::{LogitRows, Segment, Shown, Texts, normalize};
 pub use families::{Description, names as families};
-pub use model::{Model, Prompt, describe, tokenizer};
+pub use model::{Model, Outputs, Prompt, describe, tokenizer};
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};

@@ -7,14 +7,15 @@ use lacuna_kernels::Cpu;
 use crate::error::{ForwardError, LoadError, PromptError};
 use crate::executor::{self, Batch, Pass, Segment, Texts};
 use crate::families::Description;
+use crate::layers::HEAD_PROJECTION;
 use crate::plan::{Residency, WeightPlan};
-use crate::program::Program;
+use crate::program::{Program, TensorName};
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::{ImageInput, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
-use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
+use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -33,6 +34,15 @@ pub struct Model {
     recommended_sampling: RecommendedSampling,
     prompts: Prompts,
     images: Option<ImageEncoder>,
+}
+
+/// What a pass leaves for who guesses tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs<'a> {
+    /// The rows of logits that were asked for.
+    pub logits: &'a [f32],
+    /// What the head takes: of a model's pass, rows of all tokens; of the head's own, of those that have logits.
+    pub features: &'a [f32],
 }
 
 /// A conversation that asks for a reply.
@@ -60,13 +70,30 @@ impl Model {
     /// # Errors
     /// As [`Model::load`], and when weights cannot be read.
     pub fn load_as(files: ModelFiles, loading: Loading<'_>) -> Result<Self, LoadError> {
-        let loaded = Self::connect(files.clone(), loading);
+        let description = describe(&files)?;
+        Self::load_described(files, description, loading)
+    }
+
+    /// The same of files that have been described ([`describe`]): with the head that guesses tokens, where the description
+    /// has been given it ([`Description::with_head`]).
+    ///
+    /// # Errors
+    /// As [`Model::load_as`].
+    pub fn load_described(
+        files: ModelFiles,
+        description: Description,
+        loading: Loading<'_>,
+    ) -> Result<Self, LoadError> {
+        let loaded = Self::connect(files.clone(), description, loading);
         files.check()?;
         loaded
     }
 
-    fn connect(files: ModelFiles, loading: Loading<'_>) -> Result<Self, LoadError> {
-        let description = description(&files)?;
+    fn connect(
+        files: ModelFiles,
+        description: Description,
+        loading: Loading<'_>,
+    ) -> Result<Self, LoadError> {
         let program = Program::new(&description.spec);
         let weight_plan = WeightPlan {
             loaded: Some(loading.residency.clone()),
@@ -174,6 +201,88 @@ impl Model {
         Ok(self.output(scratch, rows * self.spec.vocabulary))
     }
 
+    /// The same, and what a head takes of the tokens, where the model was loaded with one: rows of the residual stream's
+    /// width, one for each token. Without a head there are none.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn forward_with_features<'a>(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        scratch: &'a mut Scratch,
+    ) -> Result<Outputs<'a>, ForwardError> {
+        let tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let rows = self.forward(cpu, segments, scratch)?.len() / self.spec.vocabulary;
+        Ok(self.outputs(&self.program, scratch, [rows, tokens]))
+    }
+
+    /// Runs `segments` through the head that guesses tokens, whose rows their sequences keep ([`ModelSpec::of_head`]): the
+    /// logits after a token are of the one that comes next. `features`, `[tokens, hidden]`, are those of the token before each,
+    /// as [`Model::forward_with_features`] left them, or, where that was guessed, this function.
+    ///
+    /// # Errors
+    /// As [`Model::forward`]; [`ForwardError::NoHead`] for a model that was loaded without one, and
+    /// [`ForwardError::HeadWeights`] while weights that the head shares with the model are not in memory.
+    pub fn guess<'a>(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        features: &[f32],
+        scratch: &'a mut Scratch,
+    ) -> Result<Outputs<'a>, ForwardError> {
+        let Some(program) = self.program.head() else {
+            return Err(ForwardError::NoHead);
+        };
+        let size = executor::check(segments, scratch.limits(), &self.spec)?;
+        if features.len() != size.tokens * self.spec.hidden {
+            return Err(ForwardError::FeatureCount {
+                elements: features.len(),
+                tokens: size.tokens,
+            });
+        }
+        let stream = self.weights.stream();
+        if let Some(stream) = &stream
+            && program.matrices().any(|matrix| stream.reads(matrix))
+        {
+            return Err(ForwardError::HeadWeights);
+        }
+        let pass = Pass {
+            weights: &self.weights,
+            cpu,
+            size,
+            batch: Batch::Segments(segments),
+            scratch: &mut *scratch,
+            stream,
+            shared: None,
+            images_whole: false,
+            features,
+        };
+        self.run_program(pass, program)?;
+        Ok(self.outputs(program, scratch, [size.logit_rows; 2]))
+    }
+
+    /// What a pass of `program` has left: so many rows of logits and of features.
+    fn outputs<'a>(
+        &self,
+        program: &Program,
+        scratch: &'a mut Scratch,
+        [rows, of_features]: [usize; 2],
+    ) -> Outputs<'a> {
+        let (vocabulary, hidden) = (self.spec.vocabulary, self.spec.hidden);
+        let Some(features) = program.features() else {
+            return Outputs {
+                logits: self.output(scratch, rows * vocabulary),
+                features: &[],
+            };
+        };
+        let [logits, features] = scratch.slots([program.output(), features]);
+        Outputs {
+            logits: &bytemuck::cast_slice(logits)[..rows * vocabulary],
+            features: &bytemuck::cast_slice(features)[..of_features * hidden],
+        }
+    }
+
     /// Takes the states of layers back to the first tokens of the last pass, those of each of `segments`, whose sequences
     /// [`Sequence::prepare_to_rewind`](lacuna_kv::Sequence::prepare_to_rewind) has prepared for it: they are then what they are
     /// when the others have never been there. Those tokens are still to be accepted. Costs what the states cost in a pass.
@@ -221,6 +330,7 @@ impl Model {
             stream: self.weights.stream(),
             shared: None,
             images_whole: self.spec.keeps_images_whole(),
+            features: &[],
         })
     }
 
@@ -251,13 +361,18 @@ impl Model {
             stream: self.weights.stream(),
             shared: None,
             images_whole: self.spec.keeps_images_whole(),
+            features: &[],
         };
         self.run(pass)?;
         Ok(self.output(scratch, size.logit_rows * width))
     }
 
-    fn run(&self, mut pass: Pass<'_, '_>) -> Result<(), ForwardError> {
-        let computed = pass.run(&self.program);
+    fn run(&self, pass: Pass<'_, '_>) -> Result<(), ForwardError> {
+        self.run_program(pass, &self.program)
+    }
+
+    fn run_program(&self, mut pass: Pass<'_, '_>, program: &Program) -> Result<(), ForwardError> {
+        let computed = pass.run(program);
         // First, because whatever a lost file's zeros led to is no news.
         self.files.check()?;
         computed
@@ -446,13 +561,22 @@ pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
 }
 
 fn description(files: &ModelFiles) -> Result<Description, LoadError> {
-    Ok(match files.metadata() {
+    let tensors = files.tensors();
+    let mut description = match files.metadata() {
         Metadata::Gguf(metadata) => {
-            let tensors = files.tensors();
             let embedding = tensors.require("token_embd.weight")?;
             let vocabulary = embedding.shape().first().copied().unwrap_or(0);
             Description::from_gguf(metadata, vocabulary, &|name| tensors.rows(name))?
         }
         Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
-    })
+    };
+    // Folders may say that there is a head and have none of its tensors.
+    let name = TensorName {
+        layer: Some(description.spec.layers.len()),
+        part: HEAD_PROJECTION,
+    };
+    if !tensors.contains(&name_in(tensors, &description, name, "weight")) {
+        description.head = None;
+    }
+    Ok(description)
 }

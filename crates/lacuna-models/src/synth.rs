@@ -177,6 +177,7 @@ impl Model {
             let row_bytes = row_bytes.ok_or_else(|| self.bad_blocks(&tensor))?;
             let rows: usize = tensor.shape.iter().rev().skip(1).product();
             Ok(Weight {
+                is_left_out: false,
                 name: tensor.name,
                 type_name: tensor.dtype.name().to_owned(),
                 shape: tensor.shape,

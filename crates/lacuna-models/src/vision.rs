@@ -452,6 +452,7 @@ impl ImageEncoder {
             stream: self.weights.stream(),
             shared: None,
             images_whole: false,
+            features: &[],
         };
         let computed = pass.run(&self.program);
         drop(pass);

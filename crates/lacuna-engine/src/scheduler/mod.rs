@@ -440,6 +440,7 @@ impl Scheduler {
         let begun = self.system.now();
         let Pass {
             mut logits,
+            mut features,
             tokenizer,
         } = self.engine.forward(&mut segments)?;
         let ended = self.system.now();
@@ -454,9 +455,19 @@ impl Scheduler {
         }
         // Of one token each, and of guesses.
         let mut decodes = true;
+        let hears = self.drafter.as_ref().and_then(Drafter::features_width);
+        let from_history = self.config.engine.most_from_history() > 0;
         for running in &mut self.running {
             let logprobs = running.job.logprobs;
+            let sees = !running.job.images.is_empty();
             for session in &mut running.sessions {
+                if let Some(width) = hears {
+                    let (own, rest) = features.split_at(session.scheduled * width);
+                    features = rest;
+                    if !sees && session.scheduled > 0 {
+                        session.hear(own, (from_history, width), &self.request_memory);
+                    }
+                }
                 let (rows, rest) = logits.split_at(session.logit_rows() * vocabulary);
                 logits = rest;
                 let start = session.sequence.len();

@@ -34,12 +34,13 @@ impl Scheduler {
         let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         let rooms = self.rooms(demands, spare);
         let rooms = self.rooms_to_rewind(rooms, from_history.max(by_model));
+        let width = self.drafter.as_ref().and_then(Drafter::features_width);
         let memory = &self.request_memory;
         let mut likely = Vec::new();
         for (session, &room) in super::sessions(&mut self.running).zip(&rooms) {
             session.speculates(
                 room.min(from_history.max(by_model)),
-                from_history > 0,
+                (from_history > 0, width),
                 memory,
             );
             likely.push(session.guess(room.min(from_history)));
@@ -186,17 +187,36 @@ fn room(session: &Session, demand: &Demand) -> usize {
 }
 
 impl Session {
-    /// Has what guesses its tokens, if up to `most` are to be guessed, from its own or only by others. What that takes comes
-    /// from `memory`; without it nothing is guessed.
-    fn speculates(&mut self, most: usize, from_history: bool, memory: &RequestMemory) {
+    /// Takes up what the model has made of the step's tokens, `[tokens, width]`, for its head.
+    pub(super) fn hear(
+        &mut self,
+        features: &[f32],
+        (from_history, width): (bool, usize),
+        memory: &RequestMemory,
+    ) {
+        let goes_on = usize::from(!self.choice.is_scored() && self.choice.most_tokens() > 1);
+        self.speculates(goes_on, (from_history, Some(width)), memory);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.hear(self.sequence.len(), features);
+        }
+    }
+
+    /// Has what guesses its tokens, if up to `most` are to be guessed, from its own or only by others, of which a head takes
+    /// features of `width` elements. What that takes comes from `memory`; without it nothing is guessed.
+    fn speculates(
+        &mut self,
+        most: usize,
+        (from_history, width): (bool, Option<usize>),
+        memory: &RequestMemory,
+    ) {
         if most == 0 || self.speculator.is_some() {
             return;
         }
         let tokens = self.choice.tokens.len();
         let tokens = tokens.saturating_add(self.choice.most_tokens());
         let tokens = from_history.then(|| tokens.min(self.sequence.capacity()));
-        let held = memory.try_take(Speculator::bytes(tokens)).ok();
-        self.speculator = held.map(|held| Speculator::new(tokens, Some(held)));
+        let held = memory.try_take(Speculator::bytes(tokens, width)).ok();
+        self.speculator = held.map(|held| Speculator::new(tokens, width, Some(held)));
     }
 
     /// Guesses up to `most` tokens after the pending one from those before it, and says how likely each is right together

@@ -4,6 +4,7 @@ mod admission;
 mod choices;
 mod endings;
 mod folder;
+mod heads;
 mod preemption;
 mod report;
 mod speculation;

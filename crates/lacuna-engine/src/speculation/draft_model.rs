@@ -55,7 +55,7 @@ pub enum DraftError {
 const BATCH_TOKENS: usize = 128;
 
 /// Sequences that a draft model guesses for in one pass at most: more have no rows to check them anyway.
-const MOST_SEQUENCES: usize = 16;
+pub(super) const MOST_SEQUENCES: usize = 16;
 
 impl DraftModel {
     /// Tokens guessed for one pass, if not said otherwise.
@@ -239,13 +239,13 @@ fn plan(
 }
 
 /// A draft's rows: windows keep all, since each step goes back from the guesses that were wrong.
-fn geometry(config: &EngineConfig, spec: &ModelSpec) -> Result<Geometry, EngineError> {
+pub(super) fn geometry(config: &EngineConfig, spec: &ModelSpec) -> Result<Geometry, EngineError> {
     Ok(spec.kv_geometry(config.kv_elements)?.keeping_all())
 }
 
 /// How a draft's rows are held in the pool of a cache of `policy`: they come and go with what others leave of it, so nothing
 /// is taken ahead.
-fn policy(policy: KvPolicy) -> KvPolicy {
+pub(super) fn policy(policy: KvPolicy) -> KvPolicy {
     match policy {
         KvPolicy::Sparse(_) => KvPolicy::Sparse(Layout::TokenMajor),
         _ => KvPolicy::Grow(GrowthSchedule::Mlx),
@@ -292,7 +292,11 @@ impl ModelRunner for Runner {
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
         let logits = self.model.forward(&self.cpu, segments, &mut self.scratch)?;
         let tokenizer = self.model.tokenizer();
-        Ok(Pass { logits, tokenizer })
+        Ok(Pass {
+            logits,
+            features: &[],
+            tokenizer,
+        })
     }
 
     fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {

@@ -1,4 +1,4 @@
-//! Guesses of a draft model: of all sequences together, a pass for each token further, and none where that does not pay.
+//! Guesses of a draft model, or of a model's own head: of all sequences together, a pass for each token further, and none where that does not pay.
 //!
 //! ```text
 //! tokens     [ ... ............. | pending ]
@@ -11,6 +11,10 @@
 //! A draft has rows of the end of a sequence, numbered from 0: as far back as its context and what has been put by for
 //! reading reach, and further as guesses gain more. Its rows are in the pool of the model that it guesses for, and under its
 //! limit. They are the first that are given up when memory is short; the sequence goes on without guesses of the model then.
+//!
+//! A head reads each token with what the model has made of the one before it, so it can read those alone that the model has
+//! just computed: of a prompt the last ones, and nothing of what came from a shared prefix, a file or the swap file. Rows of
+//! guesses that were right are made anew, from the model's features instead of the head's own.
 //!
 //! What is guessed is the draft's likeliest token, however the model draws its own: of all that could be guessed that one is
 //! right most often.
@@ -100,11 +104,12 @@ impl Rows {
         self.sequence.truncate(rows)
     }
 
-    /// Keeps the rows of guesses that have become tokens. At least the last of `tokens` stays to be read: it has a row
+    /// Keeps the rows of guesses that have become tokens, unless they are of a head that `hears` better of these now. At least the last of `tokens` stays to be read: it has a row
     /// already where the pass that was guessed for has failed and comes once more.
-    fn settle(&mut self, tokens: &[u32]) -> Result<(), KvError> {
+    fn settle(&mut self, tokens: &[u32], hears: bool) -> Result<(), KvError> {
         let known = self.known();
-        let after = tokens.get(self.from + known..).unwrap_or_default();
+        let after = tokens.get(self.from + known..).filter(|_| !hears);
+        let after = after.unwrap_or_default();
         let right = self.fed.iter().zip(after).take_while(|(a, b)| a == b);
         let before_last = tokens.len().saturating_sub(self.from + 1);
         self.truncate((known + right.count()).min(before_last))
@@ -145,6 +150,8 @@ pub(crate) struct Drafter {
     ratio: f64,
     /// All drafts that may have rows, the latest last.
     drafts: Vec<Weak<Mutex<State>>>,
+    /// What the head is given with the tokens of a pass, if it is one.
+    given: Vec<f32>,
 }
 
 /// A wish while it is guessed for.
@@ -153,8 +160,9 @@ struct Run<'a, 'b> {
     state: MutexGuard<'b, State>,
     /// Tokens, and how sure the draft model is of each.
     guesses: Vec<(u32, f64)>,
-    /// The last of them.
+    /// The last of them, and what a head has made of the token before it.
     last: [u32; 1],
+    features: Vec<f32>,
     /// How likely all of them are right together.
     together: f64,
     /// Tokens that are read in the pass under way.
@@ -198,7 +206,13 @@ impl Drafter {
             reading: None,
             ratio,
             drafts: Vec::new(),
+            given: Vec::new(),
         }
+    }
+
+    /// Elements of the features that it takes with each token, if it is a head.
+    pub(crate) fn features_width(&self) -> Option<usize> {
+        self.runner.features_width()
     }
 
     /// Tokens guessed for one pass at most.
@@ -359,7 +373,15 @@ impl Drafter {
         let tokens = wish.tokens;
         // What the draft has no token for is not read, nor what comes before it.
         let unknown = tokens.iter().rposition(|&token| token >= self.vocabulary);
-        let first = unknown.map_or(0, |last| last + 1);
+        let mut first = unknown.map_or(0, |last| last + 1);
+        let hears = self.features_width().is_some();
+        if hears {
+            let readable = wish.speculator.readable();
+            if !readable.contains(&tokens.len().saturating_sub(1)) {
+                return None;
+            }
+            first = first.max(readable.start);
+        }
         let draft = wish.draft;
         let mut state = draft.lock();
         let settled = match &mut *state {
@@ -369,7 +391,14 @@ impl Drafter {
                 let fits = tokens.len() - rows.from + self.most <= rows.sequence.capacity();
                 // What has fallen behind is sooner begun again near the end.
                 let behind = |rows: &Rows| rows.unread(tokens).len() > rows.known().max(LONG);
-                fits && rows.from >= first && rows.settle(tokens).is_ok() && !behind(rows)
+                let settled = fits && rows.settle(tokens, hears).is_ok();
+                let next = rows.from + rows.sequence.len();
+                let knows = match hears {
+                    // What it has read need not be there any more.
+                    true => next >= first,
+                    false => rows.from >= first,
+                };
+                settled && knows && !behind(rows)
             }
         };
         let from = match &*state {
@@ -377,12 +406,13 @@ impl Drafter {
             _ => None,
         };
         let paid = (funds / self.token_seconds(pace)) as usize;
-        let start = tokens.len()
-            - self.length(
-                tokens.len() - first,
-                from.map(|from| tokens.len() - from),
-                paid,
-            );
+        let start = match hears {
+            true => from.unwrap_or(first),
+            false => {
+                let held = from.map(|from| tokens.len() - from);
+                tokens.len() - self.length(tokens.len() - first, held, paid)
+            }
+        };
         if from != Some(start) {
             let sequence = self.sequence(tokens.len() - start)?;
             if !matches!(*state, State::Reading(_)) {
@@ -405,6 +435,7 @@ impl Drafter {
             state,
             guesses: Vec::new(),
             last: [0],
+            features: Vec::new(),
             together: 1.0,
             reads: 0,
             goes_on: true,
@@ -477,11 +508,17 @@ impl Drafter {
         for run in runs.iter_mut() {
             run.prepare(run.reads);
         }
+        let Self { runner, given, .. } = self;
+        if runner.features_width().is_some() {
+            given.clear();
+            let reading = runs.iter().filter(|run| run.goes_on && run.reads > 0);
+            reading.for_each(|run| run.give(run.reads, given));
+        }
         let mut segments: Vec<Segment<'_>> = runs.iter_mut().filter_map(Run::piece).collect();
         if segments.is_empty() {
             return 0;
         }
-        let passed = self.runner.forward(&mut segments).is_ok();
+        let passed = runner.forward_with(&mut segments, given).is_ok();
         let mut read = 0;
         for run in runs.iter_mut().filter(|run| run.reads > 0) {
             match passed {
@@ -524,17 +561,25 @@ impl Drafter {
         for run in runs.iter_mut() {
             run.prepare(run.tokens_to_feed());
         }
+        let Self { runner, given, .. } = self;
+        let features_width = runner.features_width();
+        if features_width.is_some() {
+            given.clear();
+            let guessing = runs.iter().filter(|run| run.goes_on);
+            guessing.for_each(|run| run.give(run.tokens_to_feed(), given));
+        }
         let mut segments: Vec<Segment<'_>> = runs.iter_mut().filter_map(Run::segment).collect();
         if segments.is_empty() {
             return 0;
         }
-        let width = self.runner.vocabulary();
-        let passed = self.runner.forward(&mut segments);
+        let width = runner.vocabulary();
+        let passed = runner.forward_with(&mut segments, given);
         let Ok(pass) = passed else {
             runs.iter_mut().for_each(|run| run.goes_on = false);
             return 0;
         };
         let rows = pass.logits.chunks_exact(width);
+        let mut features = features_width.map(|width| pass.features.chunks_exact(width));
         let mut guessed = 0;
         for (run, row) in runs.iter_mut().filter(|run| run.goes_on).zip(rows) {
             let token = row::likeliest(&row[..self.vocabulary as usize]);
@@ -544,6 +589,10 @@ impl Drafter {
             self.likely += (probability - self.likely) * Self::NEW;
             run.together *= probability;
             run.take(token, sure.exp());
+            if let Some(own) = features.as_mut().and_then(Iterator::next) {
+                run.features.clear();
+                run.features.extend_from_slice(own);
+            }
             guessed += 1;
         }
         guessed
@@ -590,6 +639,15 @@ impl Run<'_, '_> {
                 .map_or(0, |it| it.unread(self.wish.tokens).len()),
             false => 1,
         }
+    }
+
+    /// Puts what a head is given with the next `count` tokens behind `given`.
+    fn give(&self, count: usize, given: &mut Vec<f32>) {
+        let Some(rows) = self.rows().filter(|_| self.guesses.is_empty()) else {
+            return given.extend_from_slice(&self.features);
+        };
+        let start = rows.from + rows.sequence.len();
+        given.extend_from_slice(self.wish.speculator.features_before(start..start + count));
     }
 
     /// Makes room for the rows of `count` tokens, if there are any and it goes on.

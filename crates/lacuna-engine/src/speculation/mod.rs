@@ -13,17 +13,21 @@
 //! as without guesses, at any temperature. What is guessed only decides how long it takes:
 //!
 //! * [`History`] finds what followed the last time that the sequence's last tokens came up;
-//! * [`Drafter`] asks a smaller model, where history has nothing that is worth its rows;
+//! * [`Drafter`] asks a smaller model, or a head that the model's files carry, where history has nothing that is worth its
+//!   rows;
 //! * [`Acceptance`] knows how often such guesses were right;
 //! * [`Pace`] knows what passes take by their rows, and decides how many guesses are worth theirs.
 
 mod acceptance;
 mod draft_model;
 mod drafter;
+mod features;
+pub(crate) mod head;
 mod history;
 mod pace;
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::str::FromStr;
 
 use acceptance::{Acceptance, Evidence};
@@ -31,6 +35,7 @@ pub use draft_model::{DraftError, DraftModel};
 #[cfg(test)]
 pub(crate) use drafter::Look;
 pub(crate) use drafter::{Draft, Drafter, Wish};
+pub(crate) use features::Features;
 use history::History;
 use lacuna_kv::{KvCache, Sequence};
 use lacuna_models::{LogitRows, Segment};
@@ -50,6 +55,14 @@ pub enum Speculation {
         /// Tokens guessed for one pass at most.
         most: NonZeroUsize,
     },
+    /// The same, and by the head that the model's files carry (multi-token prediction) where the sequence's own tokens have
+    /// no guess that is worth it. Takes the head's weights, activation memory for its passes, KV pages for the rows that it
+    /// keeps, and for each reply what the head reads of its last tokens. Of files without a head it is the same as n-grams,
+    /// but [`EngineConfig::guessing`](crate::EngineConfig::guessing) refuses them.
+    Mtp {
+        /// Tokens guessed for one pass at most.
+        most: NonZeroUsize,
+    },
 }
 
 /// Guesses for a pass, if not said otherwise: with the pending token they are eight, a whole tile of the kernels' products,
@@ -63,11 +76,14 @@ impl Speculation {
     /// By n-grams, as many at once as suit the kernels.
     pub const NGRAM: Self = Self::Ngram { most: MOST_DRAFTS };
 
+    /// By n-grams and the model's own head.
+    pub const MTP: Self = Self::Mtp { most: MOST_DRAFTS };
+
     /// Tokens guessed from a sequence's own for one pass at most.
     pub(crate) fn most(self) -> usize {
         match self {
             Self::Off => 0,
-            Self::Ngram { most } => most.get(),
+            Self::Ngram { most } | Self::Mtp { most } => most.get(),
         }
     }
 }
@@ -78,6 +94,8 @@ impl std::fmt::Display for Speculation {
             Self::Off => f.write_str("off"),
             Self::Ngram { most } if *most == MOST_DRAFTS => f.write_str("ngram"),
             Self::Ngram { most } => write!(f, "ngram:{most}"),
+            Self::Mtp { most } if *most == MOST_DRAFTS => f.write_str("mtp"),
+            Self::Mtp { most } => write!(f, "mtp:{most}"),
         }
     }
 }
@@ -85,7 +103,7 @@ impl std::fmt::Display for Speculation {
 /// A way to guess that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown way to guess tokens `{0}`; use off, ngram, or ngram:N for 1 to {MOST_DRAFTS_ASKED} at once"
+    "unknown way to guess tokens `{0}`; use off, ngram, mtp, or ngram:N and mtp:N for 1 to {MOST_DRAFTS_ASKED} at once"
 )]
 pub struct UnknownSpeculation(String);
 
@@ -97,10 +115,14 @@ impl FromStr for Speculation {
         match name.split_once(':') {
             None if name == "off" => Ok(Self::Off),
             None if name == "ngram" => Ok(Self::NGRAM),
-            Some(("ngram", most)) => {
+            None if name == "mtp" => Ok(Self::MTP),
+            Some((how @ ("ngram" | "mtp"), most)) => {
                 let most: NonZeroUsize = most.parse().map_err(|_| unknown())?;
-                let within = most.get() <= MOST_DRAFTS_ASKED;
-                within.then_some(Self::Ngram { most }).ok_or_else(unknown)
+                match how {
+                    _ if most.get() > MOST_DRAFTS_ASKED => Err(unknown()),
+                    "ngram" => Ok(Self::Ngram { most }),
+                    _ => Ok(Self::Mtp { most }),
+                }
             }
             _ => Err(unknown()),
         }
@@ -132,7 +154,7 @@ impl DraftCounts {
 pub struct Drafts {
     /// From sequences' own tokens.
     pub history: DraftCounts,
-    /// By a draft model.
+    /// By a draft model, or the model's own head.
     pub model: DraftCounts,
 }
 
@@ -162,14 +184,21 @@ pub(crate) struct Speculator {
     run: Vec<u32>,
     /// What a draft model's guesses came to, for it to learn from.
     judged: Vec<(Evidence, bool)>,
+    /// What the model has made of its last tokens, where a head guesses.
+    features: Option<Features>,
     _memory: Option<HeldMemory>,
 }
 
 impl Speculator {
-    /// For a sequence that will have `tokens` tokens, from which something is guessed or not, with the memory that
-    /// [`Speculator::bytes`] says.
-    pub(crate) fn new(tokens: Option<usize>, memory: Option<HeldMemory>) -> Self {
+    /// For a sequence that will have `tokens` tokens, from which something is guessed or not, and whose head, if one guesses,
+    /// takes features of `width` elements; with the memory that [`Speculator::bytes`] says.
+    pub(crate) fn new(
+        tokens: Option<usize>,
+        width: Option<usize>,
+        memory: Option<HeldMemory>,
+    ) -> Self {
         Self {
+            features: width.map(Features::new),
             history: tokens.map(History::new),
             acceptance: Acceptance::of_matches(),
             evidence: Vec::new(),
@@ -184,9 +213,33 @@ impl Speculator {
         self.history.is_some()
     }
 
-    /// Bytes that the speculator of a sequence of `tokens` tokens takes.
-    pub(crate) fn bytes(tokens: Option<usize>) -> usize {
-        size_of::<Self>() + tokens.map_or(0, History::bytes)
+    /// Elements of the features that its head takes, if one guesses.
+    pub(crate) fn features_width(&self) -> Option<usize> {
+        self.features.as_ref().map(Features::width)
+    }
+
+    /// Takes up what the model has made of the tokens from `start` on, for its head.
+    pub(crate) fn hear(&mut self, start: usize, rows: &[f32]) {
+        if let Some(features) = &mut self.features {
+            features.hear(start, rows);
+        }
+    }
+
+    /// The tokens that its head can read.
+    fn readable(&self) -> Range<usize> {
+        self.features.as_ref().map_or(0..0, Features::readable)
+    }
+
+    /// What its head is given with `tokens`, which it can read.
+    fn features_before(&self, tokens: Range<usize>) -> &[f32] {
+        let features = self.features.as_ref();
+        features.map_or(&[], |features| features.before(tokens))
+    }
+
+    /// Bytes that the speculator of a sequence of `tokens` tokens takes, whose head takes features of `width` elements.
+    pub(crate) fn bytes(tokens: Option<usize>, width: Option<usize>) -> usize {
+        let features = width.map_or(0, Features::bytes);
+        size_of::<Self>() + tokens.map_or(0, History::bytes) + features
     }
 
     /// Guesses up to `most` of what comes after `tokens` from these, and how likely each is to be right together with those
@@ -268,6 +321,9 @@ impl Speculator {
         if let Some(history) = &mut self.history {
             history.forget();
         }
+        if let Some(features) = &mut self.features {
+            features.keep(0);
+        }
         self.forget_guesses();
     }
 }
@@ -318,13 +374,13 @@ mod tests {
 
     #[test]
     fn ways_to_guess_are_written_as_they_are_read() {
-        for name in ["off", "ngram", "ngram:1", "ngram:63"] {
+        for name in ["off", "ngram", "ngram:1", "ngram:63", "mtp", "mtp:2"] {
             let way: Speculation = name.parse().expect("a way");
             assert_eq!(way.to_string(), name);
         }
         assert_eq!("ngram:7".parse(), Ok(Speculation::NGRAM));
         for name in [
-            "", "on", "ngram:", "ngram:0", "ngram:64", "draft:4", "off:1",
+            "", "on", "ngram:", "ngram:0", "ngram:64", "mtp:0", "mtp:64", "draft:4", "off:1",
         ] {
             let error = name.parse::<Speculation>().expect_err("no way");
             assert!(error.to_string().contains(&format!("`{name}`")));
@@ -334,7 +390,7 @@ mod tests {
     #[test]
     fn what_was_copied_before_is_guessed_with_growing_confidence() {
         let text: Vec<u32> = (100..140).chain(100..110).collect();
-        let mut speculator = Speculator::new(Some(1000), None);
+        let mut speculator = Speculator::new(Some(1000), None, None);
         let first = speculator.guess(&text, 4);
         assert_eq!(speculator.guesses(), [110, 111, 112, 113]);
         assert_eq!(speculator.run(), [109, 110, 111, 112, 113]);
@@ -366,7 +422,7 @@ mod tests {
 
     #[test]
     fn other_tokens_are_guessed_from_themselves() {
-        let mut speculator = Speculator::new(Some(1000), None);
+        let mut speculator = Speculator::new(Some(1000), None, None);
         let before: Vec<u32> = (100..140).chain(100..110).collect();
         speculator.guess(&before, 4);
         speculator.forget();
@@ -380,7 +436,7 @@ mod tests {
     #[test]
     fn guesses_that_nobody_judged_teach_nothing() {
         let text: Vec<u32> = (100..140).chain(100..110).collect();
-        let mut speculator = Speculator::new(Some(1000), None);
+        let mut speculator = Speculator::new(Some(1000), None, None);
         let first = speculator.guess(&text, 4);
         speculator.keep(0);
         let mut counts = Drafts::default();

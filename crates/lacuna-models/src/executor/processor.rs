@@ -40,6 +40,8 @@ pub(crate) struct Pass<'a, 'b> {
     pub(crate) shared: Option<Vec<SharedRows>>,
     /// Whether tokens of an image see all of it.
     pub(crate) images_whole: bool,
+    /// What a head is given of the tokens before those of the batch, `[tokens, hidden]`; of other passes nothing.
+    pub(crate) features: &'a [f32],
 }
 
 impl Pass<'_, '_> {
@@ -82,6 +84,11 @@ impl Pass<'_, '_> {
         match *op {
             Op::Embed { table, of, output } => return self.embed(table, of, output),
             Op::Patches { patches, output } => self.patches(&patches, output),
+            Op::TakeFeatures { output, width } => {
+                let given = self.features;
+                self.values(output, Rows::Tokens, width)
+                    .copy_from_slice(given);
+            }
             Op::PlaceImages { hidden, width } => self.place_images(hidden, width),
             Op::AddImages {
                 hidden,

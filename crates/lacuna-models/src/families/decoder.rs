@@ -125,6 +125,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         ropes: vec![full],
         layers,
         layers_ahead: 0,
+        head: None,
         output: OutputSpec::Logits(LogitsSpec {
             matrix: output_matrix(facts)?,
             scale: None,

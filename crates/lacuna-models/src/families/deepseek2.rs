@@ -6,7 +6,7 @@ use lacuna_kernels::RopeStyle;
 use super::decoder::decoder_of_any_heads;
 use super::experts::{self, experts, gating, give_experts, groups, normalized, scale, shared};
 use super::facts::{Key, PerLayer};
-use super::glm4moe::leave_out_layers_ahead;
+use super::glm4moe::{give_head, leave_out_layers_ahead};
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{
@@ -64,6 +64,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         let experts = routed(facts, &mut spec)?;
         give_experts(&mut spec, experts, |layer| sparse[layer]);
     }
+    give_head(&mut spec);
     Ok(spec)
 }
 

@@ -37,6 +37,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let dense = Key::new("leading_dense_block_count", "first_k_dense_replace");
     let dense: Option<usize> = facts.get(dense)?;
     give_experts(&mut spec, experts, |layer| layer >= dense.unwrap_or(0));
+    give_head(&mut spec);
     Ok(spec)
 }
 
@@ -47,11 +48,23 @@ pub(super) fn leave_out_layers_ahead(
     facts: &Facts<'_>,
 ) -> Result<(), ConfigError> {
     let key = Key::new("nextn_predict_layers", "num_nextn_predict_layers");
-    let ahead = facts.get(key)?.unwrap_or(0);
+    let ahead = match facts.get(key)? {
+        Some(ahead) => ahead,
+        None => facts.get(Key::huggingface("mtp_num_hidden_layers"))?.unwrap_or(0),
+    };
     if facts.is_gguf() {
         let layers = spec.layers.len().saturating_sub(ahead);
         spec.layers.truncate(layers);
     }
     spec.layers_ahead = ahead;
     Ok(())
+}
+
+/// Has the first block ahead, if files say that there is one, guess tokens: it is built as the last layer with
+/// attention is.
+pub(super) fn give_head(spec: &mut ModelSpec) {
+    if spec.layers_ahead > 0 {
+        let mut layers = spec.layers.iter().rev();
+        spec.head = layers.find(|layer| layer.attention.is_some()).cloned();
+    }
 }

@@ -66,6 +66,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         ropes: Vec::new(),
         layers: vec![layer; count.min(LAYERS_READ)],
         layers_ahead: 0,
+        head: None,
         output: OutputSpec::Logits(LogitsSpec {
             matrix: output_matrix(facts)?,
             scale: None,

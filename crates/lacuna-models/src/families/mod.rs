@@ -20,7 +20,7 @@ mod vision;
 use crate::error::ConfigError;
 use crate::plan::WeightPlan;
 use crate::program::TensorName;
-use crate::spec::ModelSpec;
+use crate::spec::{LayerSpec, ModelSpec};
 use crate::weights;
 use lacuna_files::gguf::Metadata;
 use lacuna_files::huggingface::{Config, Folder};
@@ -67,9 +67,24 @@ pub struct Description {
     pub spec: ModelSpec,
     pub(crate) family: &'static Family,
     pub(crate) spelling: Spelling,
+    /// The layer of the head that guesses tokens, if there is one: what is computed with it is another model's part.
+    pub(crate) head: Option<LayerSpec>,
 }
 
 impl Description {
+    /// Whether the files have a head that guesses tokens (multi-token prediction).
+    #[must_use]
+    pub const fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// The same model with its head, if it has one: what is made of it takes memory for that, and can guess.
+    #[must_use]
+    pub fn with_head(mut self) -> Self {
+        self.spec.head = self.head.clone();
+        self
+    }
+
     /// Reads GGUF metadata. `vocabulary` is the number of rows of the embedding table, and
     /// `rows_of` that of the tensor of a name, if the file has one.
     ///
@@ -119,6 +134,34 @@ impl Description {
         self.family.naming.full(self.spelling, name, suffix)
     }
 
+    /// Whether a tensor of this name is of layers ahead, the head's among them, and computed with.
+    pub(crate) fn is_ahead(&self, name: &str) -> Option<bool> {
+        let of_head = |rest: &str| {
+            // Copies of tensors that the model has itself.
+            let copied = [
+                "embed_tokens.",
+                "nextn.embed_tokens.",
+                "shared_head.head.",
+                "nextn.shared_head_head.",
+            ];
+            self.spec.head.is_some() && !copied.iter().any(|copy| rest.starts_with(copy))
+        };
+        let (first, count) = (self.spec.layers.len(), self.spec.layers_ahead);
+        if let (Some(head), Spelling::HuggingFace) = (self.family.naming.head, self.spelling) {
+            let rest = name.strip_prefix(head)?.strip_prefix('.')?;
+            let other = rest.starts_with("layers.") && !rest.starts_with("layers.0.");
+            return Some(!other && of_head(rest));
+        }
+        let layers = match self.spelling {
+            Spelling::Gguf => "blk.",
+            Spelling::HuggingFace => "layers.",
+        };
+        let (_, numbered) = name.split_once(layers)?;
+        let (number, rest) = numbered.split_once('.')?;
+        let ahead = number.parse::<usize>().ok()?.checked_sub(first)?;
+        (ahead < count).then(|| ahead == 0 && of_head(rest))
+    }
+
     /// Of the bytes of `weights`, which are those of the model described, those that computing one token
     /// reads: the experts that a token has, and of tables that are only looked up in, a row.
     #[must_use]
@@ -135,6 +178,7 @@ impl Description {
         encoder::pool_if_said(&mut spec, facts)?;
         spec.validate()?;
         Ok(Self {
+            head: spec.head.take(),
             spec,
             family,
             spelling,

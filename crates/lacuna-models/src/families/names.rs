@@ -31,6 +31,8 @@ pub(crate) struct Naming {
     pub(crate) numbered: &'static [(&'static str, [&'static str; 2])],
     /// What names of a layer's tensors begin with, before its number.
     pub(crate) layers: &'static str,
+    /// What names begin with of the head that guesses tokens, where it is not numbered on behind the layers.
+    pub(crate) head: Option<&'static str>,
     /// Tensors of theirs that nothing is computed with.
     pub(crate) unused: &'static [&'static str],
     /// Added to the weights of norms, which some families store as distances from one. GGUF files have
@@ -49,6 +51,7 @@ impl Naming {
         inside: None,
         numbered: &[],
         layers: "model.layers",
+        head: None,
         unused: &[],
         norm_offset: 0.0,
     };
@@ -132,7 +135,7 @@ impl Naming {
 
 /// GGUF and Hugging Face names of the same tensor, without block and suffix, as most families have
 /// them.
-const USUAL: [(&str, &str); 29] = [
+const USUAL: [(&str, &str); 33] = [
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
@@ -164,6 +167,10 @@ const USUAL: [(&str, &str); 29] = [
     ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
     ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
     ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("nextn.eh_proj", "eh_proj"),
+    ("nextn.enorm", "enorm"),
+    ("nextn.hnorm", "hnorm"),
+    ("nextn.shared_head_norm", "shared_head.norm"),
 ];
 
 /// Matrices that a file may have in one, their rows one after another: its name, and theirs.

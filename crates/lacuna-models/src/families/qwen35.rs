@@ -1,6 +1,7 @@
 //! Qwen 3.5 and later, dense: Qwen3-Next's layers with matrices of their own for each part. GGUF files have
 //! heads of values in another order, in which they take turns at heads of keys.
 
+use super::glm4moe::give_head;
 use super::qwen_vision::give_images;
 use super::qwen3next::{NAMING, delta_nets};
 use super::{Facts, Family, Given, Shape, SpecialTokens};
@@ -22,6 +23,7 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     };
     let mut spec = delta_nets(facts, |net| DeltaNet { order, ..net })?;
     give_images(&mut spec, facts, RopeAxes::Interleaved)?;
+    give_head(&mut spec);
     Ok(spec)
 }
 

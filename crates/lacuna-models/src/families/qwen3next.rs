@@ -4,7 +4,7 @@
 use super::decoder::decoder;
 use super::experts::{experts, normalized, shared};
 use super::facts::Key;
-use super::glm4moe::leave_out_layers_ahead;
+use super::glm4moe::{give_head, leave_out_layers_ahead};
 use super::qwen2moe::give_qwen_experts;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -37,9 +37,14 @@ pub(super) const NAMING: Naming = Naming {
         ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
         ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
         ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+        ("nextn.eh_proj", "fc"),
+        ("nextn.enorm", "pre_fc_norm_embedding"),
+        ("nextn.hnorm", "pre_fc_norm_hidden"),
+        ("nextn.shared_head_norm", "norm"),
     ],
     gguf: &[("ffn_norm", "post_attention_norm")],
     norm_offset: 1.0,
+    head: Some("mtp"),
     ..Naming::USUAL
 };
 
@@ -61,6 +66,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         gates: GatesIn::ByKeyHead,
         ..net
     })?;
+    if !facts.is_gguf() {
+        // Folders do not say that they have a head that guesses tokens; where there are no tensors of one, there is none.
+        spec.layers_ahead = spec.layers_ahead.max(1);
+    }
     sparse(facts, &mut spec)?;
     Ok(spec)
 }
@@ -70,7 +79,9 @@ pub(super) fn sparse(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<(), Conf
     let mut experts = experts(facts, spec)?;
     experts.routing.normalized = normalized(facts, true)?;
     experts.shared = shared(facts, experts.inner, true)?;
-    give_qwen_experts(spec, facts, experts)
+    give_qwen_experts(spec, facts, experts)?;
+    give_head(spec);
+    Ok(())
 }
 
 /// A decoder most of whose layers are delta nets, each as `change` makes of one whose matrices are apart and
@@ -85,7 +96,9 @@ pub(super) fn delta_nets(
     let interval = Key::new("full_attention_interval", "full_attention_interval");
     let interval: Option<usize> = facts.get(interval)?;
     let interval = interval.unwrap_or(USUAL_INTERVAL);
-    let recurrent = match facts.recurrent(spec.layers.len(), &["linear_attention"])? {
+    // GGUF's lists have layers ahead as well.
+    let listed = spec.layers.len() + if facts.is_gguf() { spec.layers_ahead } else { 0 };
+    let recurrent = match facts.recurrent(listed, &["linear_attention"])? {
         Some(recurrent) => recurrent,
         None => {
             let layers = 0..spec.layers.len();

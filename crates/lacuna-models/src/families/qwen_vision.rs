@@ -486,6 +486,7 @@ impl Tower {
             ropes: vec![rope],
             layers: vec![self.layer(heads, head_dim); layers.min(MOST_LAYERS + 1)],
             layers_ahead: 0,
+            head: None,
             output: OutputSpec::Image(ImageRows {
                 merged: self.merged,
                 merge: Merge::SideBySide,

@@ -293,6 +293,7 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         ropes: Vec::new(),
         layers: vec![layer; layers.min(MOST_LAYERS + 1)],
         layers_ahead: 0,
+        head: None,
         output: OutputSpec::Image(ImageRows {
             merged: 1,
             merge: Merge::Mean {

@@ -78,6 +78,7 @@ fn described(found: Found) -> Result<Option<Description>, ConfigError> {
     };
     spec.validate()?;
     Ok(Some(Description {
+        head: None,
         spec,
         family,
         spelling,

@@ -6,6 +6,7 @@ mod delta_net;
 mod encoder;
 mod experts;
 mod feed_forward;
+mod head;
 mod image;
 mod latent;
 mod laurel;
@@ -14,6 +15,7 @@ mod per_layer_input;
 mod recurrence;
 mod short_convolution;
 
+pub(crate) use head::{HEAD_PROJECTION, emit_head};
 pub(crate) use image::{PATCHES, PROJECTION, SECOND_FRAME};
 
 use crate::error::Place;
@@ -44,8 +46,8 @@ const ROTATIONS: [&str; 8] = [
     "rotations-7",
 ];
 
-/// The whole forward pass; returns where it leaves its output.
-pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
+/// The whole forward pass; returns where it leaves its output, and what a head takes of every token, if there is one.
+pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> (Slot, Option<Slot>) {
     let stream = Stream {
         spec,
         hidden: match spec.patches {
@@ -75,8 +77,8 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     program.enter(None);
     match spec.output {
         OutputSpec::Logits(logits) => stream.logits(logits, program),
-        OutputSpec::Pooled(pooled) => stream.pooled(pooled, program),
-        OutputSpec::Image(rows) => stream.image_rows(&rows, tapped, program),
+        OutputSpec::Pooled(pooled) => (stream.pooled(pooled, program), None),
+        OutputSpec::Image(rows) => (stream.image_rows(&rows, tapped, program), None),
     }
 }
 
@@ -275,28 +277,64 @@ impl Stream<'_> {
         norm_rows(self.spec.norm, weight, [input, output], rows, program);
     }
 
-    /// Rows that are asked for, normed and multiplied with the output matrix.
-    fn logits(&self, output: LogitsSpec, program: &mut Builder) -> Slot {
+    /// Rows that are asked for, normed and multiplied with the output matrix. Where there is a head, all rows are normed, and
+    /// returned as well.
+    fn logits(&self, output: LogitsSpec, program: &mut Builder) -> (Slot, Option<Slot>) {
         let spec = self.spec;
+        if spec.head.is_some() {
+            program.step("features");
+            let features = program.values("features", Rows::Tokens, spec.hidden);
+            let weight = program.vector("output_norm", spec.hidden);
+            self.norm(weight, self.hidden, features, Rows::Tokens, program);
+            program.step("choose");
+            let chosen = self.choose(features, program);
+            program.step("logits");
+            let logits = self.output(chosen, output, program);
+            self.leave(&[logits, features], program);
+            return (logits, Some(features));
+        }
         program.step("choose");
-        let chosen = program.values("chosen", Rows::Logits, spec.hidden);
-        program.push(Op::Choose {
-            from: self.hidden,
-            to: chosen,
-            width: spec.hidden,
-        });
+        let chosen = self.choose(self.hidden, program);
         if let Some(altup) = spec.altup {
             self.merge_streams(altup, chosen, program);
         }
         program.step("logits");
         let weight = program.vector("output_norm", spec.hidden);
+        self.norm(weight, chosen, chosen, Rows::Logits, program);
+        let logits = self.output(chosen, output, program);
+        self.leave(&[logits], program);
+        (logits, None)
+    }
+
+    /// The rows that are asked for, of those of every token.
+    fn choose(&self, from: Slot, program: &mut Builder) -> Slot {
+        let width = self.spec.hidden;
+        let chosen = program.values("chosen", Rows::Logits, width);
+        program.push(Op::Choose {
+            from,
+            to: chosen,
+            width,
+        });
+        chosen
+    }
+
+    /// What the caller reads when the pass has ended.
+    fn leave(&self, outputs: &[Slot], program: &mut Builder) {
+        program.step("return");
+        for &output in outputs {
+            program.push(Op::Return { output });
+        }
+    }
+
+    /// Products of normed rows with the output matrix. Goes on with the step begun last.
+    fn output(&self, chosen: Slot, output: LogitsSpec, program: &mut Builder) -> Slot {
+        let spec = self.spec;
         let matrix = match output.matrix {
             OutputMatrix::Tied => embedding(spec, program),
             OutputMatrix::Untied => {
                 program.matrix("output", spec.vocabulary, spec.hidden, Bias::IfPresent)
             }
         };
-        self.norm(weight, chosen, chosen, Rows::Logits, program);
         let logits = program.values("logits", Rows::Logits, spec.vocabulary);
         let outputs = vec![(matrix, logits)];
         program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
@@ -322,8 +360,6 @@ impl Stream<'_> {
             width: spec.vocabulary,
             place: Place::Logits,
         });
-        program.step("return");
-        program.push(Op::Return { output: logits });
         logits
     }
 }

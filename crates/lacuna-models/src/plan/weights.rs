@@ -22,6 +22,8 @@ pub struct Weight {
     pub bytes: usize,
     /// What it is stored as in the file, where it is converted when it is loaded.
     pub converted_from: Option<&'static str>,
+    /// Whether nothing is computed with it: it is of a part that sees, or of layers ahead that are not used.
+    pub is_left_out: bool,
 }
 
 impl Weight {
@@ -74,6 +76,7 @@ impl WeightPlan {
             shape: tensor.shape.to_vec(),
             bytes: tensor.bytes,
             converted_from: tensor.converted_from,
+            is_left_out: false,
         };
         let made = |derived: Derived| Weight {
             bytes: derived.bytes(),
@@ -81,6 +84,7 @@ impl WeightPlan {
             type_name: derived.dtype.name().to_owned(),
             shape: derived.shape.to_vec(),
             converted_from: None,
+            is_left_out: false,
         };
         let is_file = |mapping: &Mapping| mapping.path().is_some();
         Self {
@@ -95,7 +99,16 @@ impl WeightPlan {
 
     /// Tensors that files of a model as described would have.
     #[must_use]
-    pub fn new(tensors: Vec<Weight>, description: &Description) -> Self {
+    pub fn new(mut tensors: Vec<Weight>, description: &Description) -> Self {
+        for Weight {
+            name, is_left_out, ..
+        } in &mut tensors
+        {
+            *is_left_out = match description.is_ahead(name) {
+                Some(is_used) => !is_used,
+                None => is_outside(name),
+            };
+        }
         let program = Program::new(&description.spec);
         let by_name = tensors.iter().map(|tensor| (&*tensor.name, tensor));
         let by_name: HashMap<&str, &Weight> = by_name.collect();
@@ -136,7 +149,7 @@ impl WeightPlan {
                 || self.neurons.iter().any(|it| it.name == tensor.name)
                 || of_experts.contains(&tensor.name);
             let elsewhere = tensor.converted_from.is_some() || tensor.is_copied();
-            !used && !elsewhere && !is_outside(&tensor.name)
+            !used && !elsewhere && !tensor.is_left_out
         };
         let others = self.tensors.iter().filter(is_other);
         others.map(|tensor| held(tensor.bytes as u64)).sum()

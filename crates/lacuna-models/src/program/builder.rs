@@ -28,6 +28,14 @@ impl Builder {
         Self::default()
     }
 
+    /// One whose tensors come after `tensors`, which it may use as well.
+    pub(crate) fn over(tensors: Vec<TensorSpec>) -> Self {
+        Self {
+            tensors,
+            ..Self::default()
+        }
+    }
+
     /// What follows belongs to this decoder layer, or to none.
     pub(crate) fn enter(&mut self, layer: Option<usize>) {
         self.layer = layer;
@@ -351,7 +359,7 @@ impl Builder {
         });
     }
 
-    pub(crate) fn finish(self, output: Slot) -> Program {
+    pub(crate) fn finish(self, output: Slot, features: Option<Slot>) -> Program {
         Program {
             ops: self.ops,
             steps: self.steps,
@@ -359,6 +367,8 @@ impl Builder {
             tensors: self.tensors,
             rewinds: self.rewinds,
             output,
+            features,
+            head: None,
         }
     }
 }

@@ -26,7 +26,7 @@ use std::ops::Range;
 use lacuna_kernels::Routing;
 
 use crate::layers;
-use crate::spec::ModelSpec;
+use crate::spec::{LayerSpec, LogitsSpec, ModelSpec, OutputSpec};
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
@@ -47,6 +47,8 @@ pub struct Program {
     /// The operations of each layer with a state that change it, with [`Op::StateInputs`] first.
     rewinds: Vec<Range<usize>>,
     output: Slot,
+    features: Option<Slot>,
+    head: Option<Box<Program>>,
 }
 
 /// Operations that belong together: what one of them uses is held for all of them.
@@ -67,8 +69,37 @@ impl Program {
     #[must_use]
     pub fn new(spec: &ModelSpec) -> Self {
         let mut program = Builder::new();
-        let output = layers::emit(spec, &mut program);
-        program.finish(output)
+        let (output, features) = layers::emit(spec, &mut program);
+        let program = program.finish(output, features);
+        match (&spec.head, spec.output) {
+            (Some(layer), OutputSpec::Logits(output)) => program.with_head(spec, layer, output),
+            _ => program,
+        }
+    }
+
+    /// The same with the pass of the head, whose tensors come after all others.
+    fn with_head(self, spec: &ModelSpec, layer: &LayerSpec, output: LogitsSpec) -> Self {
+        let mut head = Builder::over(self.tensors);
+        let [logits, features] = layers::emit_head(spec, layer, output, &mut head);
+        let head = head.finish(logits, Some(features));
+        Self {
+            tensors: head.tensors.clone(),
+            head: Some(Box::new(head)),
+            ..self
+        }
+    }
+
+    /// The pass of the head that guesses tokens, if there is one: over the same tensors, with slots of its own.
+    #[must_use]
+    pub fn head(&self) -> Option<&Self> {
+        self.head.as_deref()
+    }
+
+    /// Where what a head takes is left, where there is one: of a model, rows of all tokens, and of the head itself, of those
+    /// that it has logits of. Elements as the residual stream has them.
+    #[must_use]
+    pub fn features(&self) -> Option<Slot> {
+        self.features
     }
 
     /// Its steps, in order.
@@ -140,6 +171,15 @@ impl Program {
         self.ops.iter().filter_map(|op| match op {
             Op::Route { routing, .. } => Some(routing),
             _ => None,
+        })
+    }
+
+    /// The matrices that it multiplies with or looks up in, one after another; those of experts are others.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = MatrixId> {
+        self.ops.iter().flat_map(|op| match op {
+            Op::Embed { table, .. } => vec![*table],
+            Op::Product { outputs, .. } => outputs.iter().map(|(matrix, _)| *matrix).collect(),
+            _ => Vec::new(),
         })
     }
 

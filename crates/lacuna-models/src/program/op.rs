@@ -97,6 +97,13 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
+    /// Features that a model has made of the tokens before those of the batch, as the caller gives them.
+    TakeFeatures {
+        /// `[tokens, width]`
+        output: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
     /// Positions of the batch's tokens in their sequences.
     Positions {
         /// So many numbers each.
@@ -584,7 +591,9 @@ impl Op {
                 Lookup::Positions(positions) => vec![(*positions, Read), (*output, Write)],
                 Lookup::Tokens | Lookup::TokenType => vec![(*output, Write)],
             },
-            Self::Positions { output, .. } | Self::Patches { output, .. } => vec![(*output, Write)],
+            Self::Positions { output, .. }
+            | Self::Patches { output, .. }
+            | Self::TakeFeatures { output, .. } => vec![(*output, Write)],
             Self::PlaceImages { hidden, .. } | Self::AddImages { hidden, .. } => {
                 vec![(*hidden, Read)]
             }

@@ -67,6 +67,7 @@ pub(crate) fn small() -> ModelSpec {
         }],
         layers: vec![layer; 3],
         layers_ahead: 0,
+        head: None,
         output: OutputSpec::Logits(LogitsSpec {
             matrix: OutputMatrix::Tied,
             scale: None,

@@ -67,9 +67,11 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// Decoder layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// Layers that files hold after the last and that are not computed: they foretell more than one
-    /// token at a time.
+    /// Layers that files hold after the last and that are no part of the forward pass: they foretell more
+    /// than one token at a time.
     pub layers_ahead: usize,
+    /// The layer of the head that guesses tokens (multi-token prediction), where it is computed.
+    pub head: Option<LayerSpec>,
     /// What is made of the residual stream in the end.
     pub output: OutputSpec,
 }
@@ -550,6 +552,27 @@ impl ModelSpec {
         recurrences
             .map(|recurrence| recurrence.state_macs(self.hidden))
             .sum()
+    }
+
+    /// The layer that files have under this number: that of the head comes after all others.
+    pub(crate) fn layer(&self, number: usize) -> Option<&LayerSpec> {
+        let mut all = self.layers.iter().chain(&self.head);
+        all.nth(number)
+    }
+
+    /// The head that guesses tokens as a decoder of one layer, which keeps rows of its own: its spec has the model's
+    /// vocabulary, norms and rotations.
+    #[must_use]
+    pub fn of_head(&self) -> Option<Self> {
+        let layer = self.head.clone()?;
+        Some(Self {
+            layers: vec![layer],
+            layers_ahead: 0,
+            head: None,
+            // Guesses come after all of them.
+            images: None,
+            ..self.clone()
+        })
     }
 
     /// How a text's rows are pooled, if they are: the model makes a vector of a text, and no logits.

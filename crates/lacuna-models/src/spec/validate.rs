@@ -42,6 +42,9 @@ impl ModelSpec {
             });
         }
         in_range("hidden", self.hidden, limit::HIDDEN)?;
+        if let Some(head) = &self.head {
+            self.validate_head(head)?;
+        }
         in_range("vocabulary", self.vocabulary, limit::VOCABULARY)?;
         in_range("context_tokens", self.context_tokens, usize::MAX)?;
         positive("norm_epsilon", f64::from(self.norm.epsilon))?;
@@ -95,6 +98,23 @@ impl ModelSpec {
             })?;
         }
         Ok(())
+    }
+
+    /// Whether a layer can be the head of this model.
+    fn validate_head(&self, head: &LayerSpec) -> Result<(), ConfigError> {
+        let own = head
+            .attention
+            .as_ref()
+            .is_some_and(|it| it.shares.is_none());
+        let alone = self.altup.is_none() && self.per_layer_inputs.is_none();
+        let writes = matches!(self.output, OutputSpec::Logits(_));
+        if !own || head.recurrence.is_some() || !alone || !writes {
+            return Err(ConfigError::Needs {
+                field: "a head that guesses tokens",
+                needs: "attention over rows of its own, one residual stream, and logits",
+            });
+        }
+        head.validate(self)
     }
 
     fn validate_learned(&self, learned: LearnedInput) -> Result<(), ConfigError> {

@@ -59,7 +59,7 @@ pub(crate) fn derived(tensors: &Tensors, spec: &ModelSpec) -> Vec<Derived> {
             .map(|ending| tensor.name.strip_suffix(ending));
         let block = blocks.find_map(|block| block)?;
         let layer: usize = block.rsplit('.').next()?.parse().ok()?;
-        let attention = spec.layers.get(layer)?.attention.as_ref()?;
+        let attention = spec.layer(layer)?.attention.as_ref()?;
         let is_apart = tensors.contains(&format!("{block}.{KEYS}.weight"));
         let made = Derived::of(
             tensor.name,

@@ -15,7 +15,7 @@ type Share = (usize, usize);
 pub(crate) fn active_bytes(description: &Description, weights: &WeightPlan) -> u64 {
     let shares = shares(description);
     let bytes = weights.tensors.iter().map(|tensor| {
-        if is_outside(&tensor.name) {
+        if is_outside(&tensor.name) || description.is_ahead(&tensor.name).is_some() {
             return 0;
         }
         // Files that hold more than a model of language say so within the names of its tensors.

@@ -33,8 +33,7 @@ pub(super) struct Source<'a> {
 /// What a file calls the tensors of a program.
 pub(crate) struct Names<'a> {
     contains: Box<dyn Fn(&str) -> bool + 'a>,
-    family: &'static Family,
-    spelling: Spelling,
+    description: &'a Description,
     prefix: Prefix,
     /// Rows of each of the program's matrices.
     rows: HashMap<TensorName, usize>,
@@ -136,8 +135,32 @@ pub(crate) fn name_in(
     suffix: &str,
 ) -> String {
     let full = description.tensor_name(name, suffix);
-    Prefix::of(&|name| tensors.contains(name), description).apply(full)
+    match of_head(description, name, &full) {
+        Some(own) => own,
+        None => Prefix::of(&|name| tensors.contains(name), description).apply(full),
+    }
 }
+
+/// What a folder calls a tensor of the head that guesses tokens, where it is not numbered on behind the layers and
+/// would be called `full` if it were.
+fn of_head(description: &Description, name: TensorName, full: &str) -> Option<String> {
+    let naming = &description.family.naming;
+    let (Some(head), Spelling::HuggingFace) = (naming.head, description.spelling) else {
+        return None;
+    };
+    let ahead = name.layer?.checked_sub(description.spec.layers.len())?;
+    let (_, part) = full
+        .strip_prefix(naming.layers)?
+        .strip_prefix('.')?
+        .split_once('.')?;
+    Some(match name.part.starts_with(HEAD) {
+        true => format!("{head}.{part}"),
+        false => format!("{head}.layers.{ahead}.{part}"),
+    })
+}
+
+/// What the names of parts of a head begin with that layers do not have.
+const HEAD: &str = "nextn.";
 
 /// The part that makes scores of a pooled row.
 const SCORES: &str = "cls.output";
@@ -199,7 +222,7 @@ impl<'a> Names<'a> {
     /// Those of a file with the tensors that `contains` says, for `program`.
     pub(crate) fn new(
         contains: impl Fn(&str) -> bool + 'a,
-        description: &Description,
+        description: &'a Description,
         program: &Program,
     ) -> Self {
         let rows = program.tensors().iter().filter_map(|tensor| match tensor {
@@ -209,23 +232,26 @@ impl<'a> Names<'a> {
         Self {
             rows: rows.collect(),
             prefix: Prefix::of(&contains, description),
-            family: description.family,
-            spelling: description.spelling,
+            description,
             contains: Box::new(contains),
         }
     }
 
     /// The name of a tensor of its own.
     pub(crate) fn full(&self, name: TensorName, suffix: &str) -> String {
-        let full = self.family.naming.full(self.spelling, name, suffix);
-        self.prefix.apply(full)
+        self.placed(name, self.description.tensor_name(name, suffix))
+    }
+
+    /// The name of a tensor that would be called `full` in a file with nothing else.
+    fn placed(&self, name: TensorName, full: String) -> String {
+        of_head(self.description, name, &full).unwrap_or_else(|| self.prefix.apply(full))
     }
 
     /// The tensor that holds the rows of `name` among others, if the file has it: its name, the first
     /// of the rows, and how many rows it has.
     pub(crate) fn fused(&self, name: TensorName, suffix: &str) -> Option<(String, usize, usize)> {
         let (whole, parts) = FUSED.iter().find(|(_, parts)| parts.contains(&name.part))?;
-        let part = match (self.spelling, *whole) {
+        let part = match (self.description.spelling, *whole) {
             (Spelling::Gguf, "ffn_gate_up") => "ffn_up",
             (_, whole) => whole,
         };
@@ -259,8 +285,11 @@ impl<'a> Names<'a> {
         let alone = Some((name, 0, rows));
         let ways = [whole, alone].into_iter().flatten();
         let mut found = ways.filter_map(|(name, first, each)| {
-            let names = self.family.naming.of_stack(self.spelling, name, suffix);
-            let mut names = names.into_iter().map(|name| self.prefix.apply(name));
+            let Description {
+                family, spelling, ..
+            } = self.description;
+            let full = family.naming.of_stack(*spelling, name, suffix);
+            let mut names = full.into_iter().map(|full| self.placed(name, full));
             let name = names.find(|name| (self.contains)(name))?;
             Some(Stack { name, first, each })
         });
@@ -269,8 +298,10 @@ impl<'a> Names<'a> {
 
     /// The name of one expert's own matrix.
     pub(super) fn of_expert(&self, name: TensorName, expert: usize) -> String {
-        let name = self.family.naming.of_expert(self.spelling, name, expert);
-        self.prefix.apply(name)
+        let Description {
+            family, spelling, ..
+        } = self.description;
+        self.placed(name, family.naming.of_expert(*spelling, name, expert))
     }
 
     /// Rows that the program has a matrix for; none where it has no such matrix.
@@ -565,7 +596,7 @@ impl<'a> Source<'a> {
 
     /// The latent rows of a layer, if it has some.
     pub(super) fn latent(&self, layer: usize) -> Option<Latent> {
-        self.spec.layers.get(layer)?.attention.as_ref()?.latent
+        self.spec.layer(layer)?.attention.as_ref()?.latent
     }
 
     /// The tensor of a name, all of it.

@@ -303,6 +303,7 @@ impl ModelRunner for PseudoModel {
         let rows = self.logits.len() / vocabulary;
         assert!(rows <= self.limits.logit_rows, "{rows} rows in a step");
         Ok(Pass {
+            features: &[],
             logits: &self.logits,
             tokenizer: self.model.tokenizer(),
         })

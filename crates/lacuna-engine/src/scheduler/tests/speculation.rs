@@ -18,18 +18,18 @@ pub(super) fn family(name: &str) -> Arc<Model> {
 
 /// How a scheduler is set up.
 #[derive(Clone, Copy)]
-struct Setting<'a> {
-    policy: &'a str,
-    elements: &'a str,
-    speculation: Speculation,
+pub(super) struct Setting<'a> {
+    pub(super) policy: &'a str,
+    pub(super) elements: &'a str,
+    pub(super) speculation: Speculation,
     /// The family of a draft model.
-    draft: Option<&'a str>,
-    prefix_cache: bool,
+    pub(super) draft: Option<&'a str>,
+    pub(super) prefix_cache: bool,
     /// Rows of logits in a step.
-    sequences: usize,
+    pub(super) sequences: usize,
 }
 
-const USUAL: Setting<'static> = Setting {
+pub(super) const USUAL: Setting<'static> = Setting {
     policy: "sparse",
     elements: "f16",
     speculation: Speculation::NGRAM,
@@ -57,7 +57,7 @@ fn draft(name: &str) -> DraftModel {
 }
 
 /// One that has all guesses computed.
-fn guessing(model: &Arc<Model>, setting: Setting<'_>) -> Scheduler {
+pub(super) fn guessing(model: &Arc<Model>, setting: Setting<'_>) -> Scheduler {
     let mut config = ServiceConfig {
         engine: engine_config(setting, 256),
         ..ServiceConfig::default()
@@ -96,7 +96,7 @@ impl Constraint for Turns {
 }
 
 /// Requests of every kind, over a vocabulary that has letters from 4 on.
-fn requests() -> Vec<Request> {
+pub(super) fn requests() -> Vec<Request> {
     let prompt = |seed: u32, length: u32| -> Vec<u32> {
         let letter = |index: u32| 4 + (index * (seed + 3)) % (11 + seed);
         (0..length).map(letter).collect()
@@ -162,7 +162,7 @@ fn requests() -> Vec<Request> {
 }
 
 /// What clients read, each choice's tokens with their log-probabilities, text and end.
-fn read(mut stream: Stream) -> Vec<Vec<String>> {
+pub(super) fn read(mut stream: Stream) -> Vec<Vec<String>> {
     let mut choices = vec![Vec::new(); 4];
     while let Some(event) = stream.try_recv() {
         match &event {
@@ -181,7 +181,10 @@ fn read(mut stream: Stream) -> Vec<Vec<String>> {
 }
 
 /// What all requests give together, what came of guesses, and the steps it took.
-fn together(model: &Arc<Model>, setting: Setting<'_>) -> (Vec<Vec<Vec<String>>>, Drafts, u64) {
+pub(super) fn together(
+    model: &Arc<Model>,
+    setting: Setting<'_>,
+) -> (Vec<Vec<Vec<String>>>, Drafts, u64) {
     let mut scheduler = guessing(model, setting);
     let streams = requests()
         .into_iter()
@@ -424,7 +427,11 @@ fn without_memory_for_it_a_request_has_nothing_guessed_and_runs() {
 }
 
 /// A generation, with guesses or without: tokens, text, how it ended, and what came of guesses.
-fn generation(model: &Arc<Model>, request: Request, setting: Setting<'_>) -> (Text, DraftCounts) {
+pub(super) fn generation(
+    model: &Arc<Model>,
+    request: Request,
+    setting: Setting<'_>,
+) -> (Text, DraftCounts) {
     let config = engine_config(setting, 128);
     let mut engine = Engine::new(Arc::clone(model), &config).expect("this machine runs it");
     engine.pace = Pace::eager();
@@ -876,7 +883,11 @@ fn what_guesses_takes_memory_for_a_replys_own_tokens_only_where_it_guesses_from_
         let held = scheduler.request_memory.status().held.get() - before;
         // A prompt of 80 and a reply of 60.
         let tokens = (speculation != Speculation::Off).then_some(140);
-        assert_eq!(held, Speculator::bytes(tokens) as u64, "{speculation}");
+        assert_eq!(
+            held,
+            Speculator::bytes(tokens, None) as u64,
+            "{speculation}"
+        );
     }
 }
 

@@ -1,0 +1,147 @@
+//! The head that a model's files carry, at work: passes over sequences of its own in the model's pool.
+
+use std::sync::Arc;
+
+use lacuna_kernels::Cpu;
+use lacuna_kv::KvCache;
+use lacuna_models::plan::{ArenaPlan, DraftMemory, PlanError};
+use lacuna_models::{BatchLimits, Model, ModelSpec, Scratch, Segment};
+use lacuna_text::tokenizer::Tokenizer;
+
+use super::draft_model::{MOST_SEQUENCES, geometry, policy};
+use super::{Drafter, Features};
+use crate::engine::EngineConfig;
+use crate::error::EngineError;
+use crate::runner::{ModelRunner, Pass};
+
+/// The arena of the head of a model of `spec`, for an engine as `config` says.
+fn arena(spec: &ModelSpec, config: &EngineConfig) -> Result<ArenaPlan, PlanError> {
+    let program = lacuna_models::program::Program::new(spec);
+    let head = program.head().unwrap_or(&program);
+    let context_tokens = config.context_tokens.unwrap_or(spec.context_tokens);
+    ArenaPlan::new(
+        head,
+        BatchLimits {
+            // What one sequence has features of.
+            tokens: Features::MOST.min(context_tokens.max(1)),
+            logit_rows: config.sequences.clamp(1, MOST_SEQUENCES),
+            context_tokens,
+        },
+    )
+}
+
+/// What the head of a model of `spec` takes beside its weights, which are the model's, and KV pages.
+///
+/// # Errors
+/// [`EngineError`] for settings that it cannot be planned with.
+pub(crate) fn memory(spec: &ModelSpec, config: &EngineConfig) -> Result<DraftMemory, EngineError> {
+    Ok(DraftMemory {
+        activation_bytes: arena(spec, config)?.bytes() as u64,
+        ..DraftMemory::default()
+    })
+}
+
+/// The head of `model` at work beside the engine whose pages `cache` has; `None` for a model without one.
+///
+/// # Errors
+/// [`EngineError`] when the system refuses memory.
+pub(crate) fn drafter(
+    model: &Arc<Model>,
+    most: usize,
+    config: &EngineConfig,
+    cache: &KvCache,
+    cpu: &Arc<Cpu>,
+) -> Result<Option<Drafter>, EngineError> {
+    let (Some(spec), Some(program)) = (model.spec().of_head(), model.program().head()) else {
+        return Ok(None);
+    };
+    let plan = arena(model.spec(), config)?;
+    let runner = HeadRunner {
+        context_tokens: plan.limits().context_tokens,
+        scratch: Scratch::new(program, plan)?,
+        cache: KvCache::over(
+            cache.pool().clone(),
+            geometry(config, &spec)?,
+            policy(cache.policy()),
+        )?,
+        model: Arc::clone(model),
+        cpu: Arc::clone(cpu),
+    };
+    let products = |program: &lacuna_models::program::Program| {
+        let (each, logits) = program.products();
+        (each + logits) as f64
+    };
+    let ratio = products(program) / products(model.program()).max(1.0);
+    let vocabulary = model.spec().vocabulary;
+    Ok(Some(Drafter::new(
+        Box::new(runner),
+        most,
+        vocabulary,
+        ratio,
+    )))
+}
+
+struct HeadRunner {
+    model: Arc<Model>,
+    cpu: Arc<Cpu>,
+    scratch: Scratch,
+    cache: KvCache,
+    context_tokens: usize,
+}
+
+impl ModelRunner for HeadRunner {
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+        self.forward_with(segments, &[])
+    }
+
+    fn forward_with(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        features: &[f32],
+    ) -> Result<Pass<'_>, EngineError> {
+        let Self { model, cpu, .. } = self;
+        let outputs = model.guess(cpu, segments, features, &mut self.scratch)?;
+        Ok(Pass {
+            logits: outputs.logits,
+            features: outputs.features,
+            tokenizer: model.tokenizer(),
+        })
+    }
+
+    fn features_width(&self) -> Option<usize> {
+        Some(self.model.spec().hidden)
+    }
+
+    /// Nothing to do: it keeps rows alone.
+    fn rewind(&mut self, _: &mut [Segment<'_>]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn holds_activations(&self) -> bool {
+        self.scratch.is_used()
+    }
+
+    fn give_back_activations(&mut self) {
+        self.scratch.give_back();
+    }
+
+    fn batch_limits(&self) -> BatchLimits {
+        self.scratch.limits()
+    }
+
+    fn kv_cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    fn context_tokens(&self) -> usize {
+        self.context_tokens
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.spec().vocabulary
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.model.tokenizer()
+    }
+}
