@@ -162,9 +162,10 @@ pub struct ServiceArgs {
 #[derive(Debug, Args)]
 pub struct SpeculationArgs {
     // What is computed does not depend on it, so it is no part of the engine's fingerprint.
-    /// Compute several tokens of a reply in one pass, guessed from the prompt and what has been written (ngram, ngram:N
-    /// for up to N at once) where that pays, or one after the other (off). The text is the same [default: off, and ngram with
-    /// --draft-model]
+    /// Compute several tokens of a reply in one pass where that pays, guessed from the prompt and what has been written (ngram,
+    /// ngram:N for up to N at once), and by the head that the model's files carry for it (mtp, mtp:N), or one after the other
+    /// (off). The text is the same [default: auto, which is mtp where files carry a head and memory holds it, else off; ngram
+    /// with --draft-model]
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<Speculation>,
     /// The model that guesses where the text itself has no guess.
@@ -206,7 +207,7 @@ impl SpeculationArgs {
     pub fn from_history(&self) -> Speculation {
         match (self.speculate, &self.draft.draft_model) {
             (Some(speculation), _) => speculation,
-            (None, None) => Speculation::Off,
+            (None, None) => Speculation::Auto,
             (None, Some(_)) => match self.draft.draft_tokens {
                 Some(most) => Speculation::Ngram { most },
                 None => Speculation::NGRAM,

@@ -12,7 +12,7 @@ use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::plan::Residency;
 use lacuna_models::trace::TraceWriter;
-use lacuna_models::{ComputeDevice, Loading, Model};
+use lacuna_models::{ComputeDevice, Description, Loading, Model};
 
 use crate::arguments::{DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use crate::output;
@@ -67,9 +67,10 @@ pub fn open_to_run_files(
     if let Some(asked) = config.context_tokens {
         warn_of_context(asked, made.spec.context_tokens);
     }
+    let made = config.guessing(&files, made)?;
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
-    load_as(args, files, residency, config.device.is_some())
+    load_as(args, (files, made), residency, config.device.is_some())
 }
 
 impl DeviceArgs {
@@ -138,7 +139,7 @@ impl ServiceArgs {
 /// Loads a model with weights where `residency` says, and what makes rows of images for it, and tells how they are read.
 fn load_as(
     args: &ModelArgs,
-    files: ModelFiles,
+    (files, made): (ModelFiles, Description),
     residency: Residency,
     on_device: bool,
 ) -> Result<Arc<Model>> {
@@ -148,7 +149,7 @@ fn load_as(
         device: None,
         progress: &mut bars,
     };
-    let model = Model::load_as(files, loading);
+    let model = Model::load_described(files, made, loading);
     let model = model.with_context(|| format!("cannot load `{}`", args.model))?;
     if let (Some(reading), Some(held)) = (model.reading(), &model.weight_plan().loaded) {
         let kept = output::bytes(held.pinned_bytes);

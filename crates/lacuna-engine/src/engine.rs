@@ -173,7 +173,10 @@ impl EngineConfig {
     /// Whether the head that a model's files carry guesses, where there is one.
     fn asks_head(&self) -> bool {
         let guesses = matches!(self.finite_check, FiniteCheck::Off);
-        matches!(self.speculation, Speculation::Mtp { .. }) && guesses
+        matches!(
+            self.speculation,
+            Speculation::Mtp { .. } | Speculation::Auto
+        ) && guesses
     }
 
     /// The model that `files` are to be loaded as ([`Model::load_described`]): `description`, with the head that guesses tokens
@@ -187,16 +190,19 @@ impl EngineConfig {
         files: &ModelFiles,
         description: Description,
     ) -> Result<Description, EngineError> {
-        if !self.asks_head() {
-            return Ok(description);
+        let may_do_without = self.speculation == Speculation::Auto;
+        let without = [
+            (!self.asks_head(), None),
+            (!description.has_head(), Some(EngineError::NoHead)),
+            (self.draft.is_some(), Some(EngineError::HeadAndDraft)),
+            (self.device.is_some(), self.check_device().err()),
+        ];
+        if let Some((_, refusal)) = without.into_iter().find(|(without, _)| *without) {
+            return match refusal.filter(|_| !may_do_without) {
+                None => Ok(description),
+                Some(refusal) => Err(refusal),
+            };
         }
-        if !description.has_head() {
-            return Err(EngineError::NoHead);
-        }
-        if self.draft.is_some() {
-            return Err(EngineError::HeadAndDraft);
-        }
-        self.check_device()?;
         let with_head = description.clone().with_head();
         let weights = WeightPlan::of_files(files, &with_head);
         match self.prepare(files, &with_head.spec, weights, 0) {
@@ -210,14 +216,32 @@ impl EngineConfig {
 
     /// What is planned for when a model of `spec` runs with this.
     fn demand_of(&self, spec: &ModelSpec) -> Result<Demand, EngineError> {
-        let demand = self.demand(spec.context_tokens)?;
+        let decided = self.for_model(spec);
+        let demand = decided.demand(spec.context_tokens)?;
         Ok(match spec.head {
             Some(_) => Demand {
-                draft: head::memory(spec, self)?,
+                draft: decided.memory_of_head(spec)?,
                 ..demand
             },
             None => demand,
         })
+    }
+
+    /// What the head of a model of `spec` takes beside its weights, which are among the model's, and the KV pages of
+    /// sequences.
+    ///
+    /// # Errors
+    /// [`EngineError`] for settings that it cannot be planned with.
+    pub fn memory_of_head(&self, spec: &ModelSpec) -> Result<DraftMemory, EngineError> {
+        head::memory(spec, self)
+    }
+
+    /// The same, with what is guessed from decided.
+    pub(crate) fn for_model(&self, spec: &ModelSpec) -> Self {
+        Self {
+            speculation: self.speculation.of_model(spec.head.is_some()),
+            ..self.clone()
+        }
     }
 
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
@@ -326,7 +350,10 @@ impl EngineConfig {
                 "products of rounded weights",
             ),
             (self.draft.is_some(), "a draft model"),
-            (self.asks_head(), "guesses by the model's own head"),
+            (
+                matches!(self.speculation, Speculation::Mtp { .. }),
+                "guesses by the model's own head",
+            ),
             (
                 self.finite_check != FiniteCheck::Off,
                 "a look for values that are not finite",
@@ -450,6 +477,7 @@ impl Engine {
     /// needs, or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
+        let config = &config.for_model(spec);
         if let Some(draft) = &config.draft {
             draft.check_for(&model)?;
         }

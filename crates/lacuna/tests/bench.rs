@@ -6,14 +6,14 @@ use serde_json::Value;
 
 fn bench(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lacuna"))
-        .args(["bench", "pages", "--quick"])
+        .arg("bench")
         .args(args)
         .output()
         .expect("the program starts")
 }
 
 fn report(device: &str) -> Value {
-    let output = bench(&["--device", device, "--json"]);
+    let output = bench(&["pages", "--quick", "--device", device, "--json"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     serde_json::from_slice(&output.stdout).expect("one JSON object")
@@ -122,7 +122,7 @@ fn the_dense_device_has_no_figures_for_what_it_cannot_do() {
 
 #[test]
 fn the_table_names_the_machine_and_every_column() {
-    let output = bench(&["--device", "dense"]);
+    let output = bench(&["pages", "--quick", "--device", "dense"]);
     assert!(
         output.status.success(),
         "{}",
@@ -147,7 +147,7 @@ fn the_table_names_the_machine_and_every_column() {
 
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
-    let output = bench(&["--device", "tape"]);
+    let output = bench(&["pages", "--quick", "--device", "tape"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(
@@ -436,13 +436,6 @@ fn loading_is_told_for_every_way_warm_and_cold_and_for_kv_memory_from_the_start(
         .output()
         .expect("the program starts");
     assert_eq!(refused.status.code(), Some(2));
-}
-
-/// What `lacuna bench` says with `arguments`.
-fn bench(arguments: &[&str]) -> std::process::Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lacuna"));
-    let output = command.arg("bench").args(arguments).output();
-    output.expect("the program starts")
 }
 
 #[test]

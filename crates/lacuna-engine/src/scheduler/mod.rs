@@ -113,7 +113,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`EngineError::Kv`] when the limit cannot be set, [`EngineError::OutOfMemory`], [`EngineError::Folder`].
-    pub(crate) fn new(mut engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
+    pub(crate) fn new(mut engine: Engine, mut config: ServiceConfig) -> Result<Self, EngineError> {
+        config.engine = config.engine.for_model(engine.model().spec());
         let (budget, host) = (*engine.budget(), engine.host());
         let folder = match &config.prefix_cache.folder {
             Some(folder) if config.prefix_cache.enabled => {

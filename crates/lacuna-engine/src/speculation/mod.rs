@@ -57,12 +57,16 @@ pub enum Speculation {
     },
     /// The same, and by the head that the model's files carry (multi-token prediction) where the sequence's own tokens have
     /// no guess that is worth it. Takes the head's weights, activation memory for its passes, KV pages for the rows that it
-    /// keeps, and for each reply what the head reads of its last tokens. Of files without a head it is the same as n-grams,
-    /// but [`EngineConfig::guessing`](crate::EngineConfig::guessing) refuses them.
+    /// keeps, and for each reply what the head reads of its last tokens.
+    /// [`EngineConfig::guessing`](crate::EngineConfig::guessing) has the head loaded, and refuses files without one.
     Mtp {
         /// Tokens guessed for one pass at most.
         most: NonZeroUsize,
     },
+    /// [`Speculation::MTP`] for a model that was loaded with its head, as
+    /// [`EngineConfig::guessing`](crate::EngineConfig::guessing) has one loaded that files carry and memory holds; nothing for
+    /// others.
+    Auto,
 }
 
 /// Guesses for a pass, if not said otherwise: with the pending token they are eight, a whole tile of the kernels' products,
@@ -79,10 +83,20 @@ impl Speculation {
     /// By n-grams and the model's own head.
     pub const MTP: Self = Self::Mtp { most: MOST_DRAFTS };
 
-    /// Tokens guessed from a sequence's own for one pass at most.
-    pub(crate) fn most(self) -> usize {
+    /// What it comes to for a model with a head or without.
+    pub(crate) fn of_model(self, has_head: bool) -> Self {
         match self {
-            Self::Off => 0,
+            Self::Auto if has_head => Self::MTP,
+            Self::Auto => Self::Off,
+            decided => decided,
+        }
+    }
+
+    /// Tokens guessed from a sequence's own for one pass at most.
+    #[must_use]
+    pub fn most(self) -> usize {
+        match self {
+            Self::Off | Self::Auto => 0,
             Self::Ngram { most } | Self::Mtp { most } => most.get(),
         }
     }
@@ -92,6 +106,7 @@ impl std::fmt::Display for Speculation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
             Self::Ngram { most } if *most == MOST_DRAFTS => f.write_str("ngram"),
             Self::Ngram { most } => write!(f, "ngram:{most}"),
             Self::Mtp { most } if *most == MOST_DRAFTS => f.write_str("mtp"),
@@ -103,7 +118,7 @@ impl std::fmt::Display for Speculation {
 /// A way to guess that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown way to guess tokens `{0}`; use off, ngram, mtp, or ngram:N and mtp:N for 1 to {MOST_DRAFTS_ASKED} at once"
+    "unknown way to guess tokens `{0}`; use off, auto, ngram, mtp, or ngram:N and mtp:N for 1 to {MOST_DRAFTS_ASKED} at once"
 )]
 pub struct UnknownSpeculation(String);
 
@@ -114,6 +129,7 @@ impl FromStr for Speculation {
         let unknown = || UnknownSpeculation(name.to_owned());
         match name.split_once(':') {
             None if name == "off" => Ok(Self::Off),
+            None if name == "auto" => Ok(Self::Auto),
             None if name == "ngram" => Ok(Self::NGRAM),
             None if name == "mtp" => Ok(Self::MTP),
             Some((how @ ("ngram" | "mtp"), most)) => {
@@ -374,7 +390,9 @@ mod tests {
 
     #[test]
     fn ways_to_guess_are_written_as_they_are_read() {
-        for name in ["off", "ngram", "ngram:1", "ngram:63", "mtp", "mtp:2"] {
+        for name in [
+            "off", "auto", "ngram", "ngram:1", "ngram:63", "mtp", "mtp:2",
+        ] {
             let way: Speculation = name.parse().expect("a way");
             assert_eq!(way.to_string(), name);
         }

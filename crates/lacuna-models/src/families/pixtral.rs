@@ -300,6 +300,7 @@ impl Tower {
         };
         let patches = self.patches(facts)?;
         Ok(ModelSpec {
+            head: None,
             family: NAME,
             hidden,
             // It has none; nothing is as large as this.

@@ -104,13 +104,15 @@ impl Loaded {
     ) -> Result<(Router, Kind), String> {
         let files = card::open(&entry.source)?;
         let description = describe(&files).map_err(said)?;
-        let residency = config.service.engine_config().check(&files, &description);
+        let engine = config.service.engine_config();
+        let description = engine.guessing(&files, description).map_err(said)?;
+        let residency = engine.check(&files, &description);
         let loading = Loading {
             residency: residency.map_err(said)?,
             device: None,
             progress: &mut (),
         };
-        let model = Model::load_as(files, loading);
+        let model = Model::load_described(files, description, loading);
         let model = model.and_then(|model| with_images(model, None));
         let model = Arc::new(model.map_err(said)?);
         let service = Service::start(model, config.service.clone()).map_err(said)?;
