@@ -12,7 +12,7 @@ use crate::program::Program;
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
-use crate::spec::{ImageInput, ModelSpec};
+use crate::spec::{ImageInput, ImageTokenBounds, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
 use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
@@ -114,6 +114,21 @@ impl Model {
             images: Some(encoder),
             ..self
         })
+    }
+
+    /// The same for images of so many tokens; as it is where `bounds` say nothing.
+    ///
+    /// # Errors
+    /// As [`ModelSpec::with_image_tokens`]; of a model without [`Model::images`] too.
+    pub fn with_image_tokens(mut self, bounds: ImageTokenBounds) -> Result<Self, LoadError> {
+        if bounds.are_none() {
+            return Ok(self);
+        }
+        self.images = match self.images {
+            Some(encoder) => Some(encoder.with_image_tokens(bounds)?),
+            None => return Err(ImageTokenBounds::useless().into()),
+        };
+        Ok(self)
     }
 
     /// What makes rows of images for it, if it sees.
