@@ -116,7 +116,7 @@ const EPSILON: f32 = 1e-5;
 /// Mean and deviation of pixels where a folder does not say them.
 const USUAL_PIXELS: [[f32; 3]; 2] = [
     [0.481_454_66, 0.457_827_5, 0.408_210_73],
-    [0.268_629_54, 0.261_302_58, 0.275_777_1],
+    [0.268_629_54, 0.261_302_6, 0.275_777_1],
 ];
 
 /// Makes the decoder of a folder one that takes images, if it is one of these.
@@ -150,10 +150,9 @@ fn from_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<ModelSpec
                 });
             }
         },
-        merged: match facts.get(Key::gguf("vision.spatial_merge_size"))? {
-            Some(merged) => merged,
-            None => 1,
-        },
+        merged: facts
+            .get(Key::gguf("vision.spatial_merge_size"))?
+            .unwrap_or(1),
         reduced: reduces.then_some(epsilon.unwrap_or(EPSILON)),
         longest_edge: facts.required(Key::gguf("vision.image_size"))?,
         width: facts.required(Key::gguf("vision.projection_dim"))?,
