@@ -66,12 +66,16 @@ impl Rates {
 }
 
 pub(crate) fn run(args: &BenchImagesArgs) -> Result<()> {
-    let files = match &args.model.mmproj {
+    let files = match &args.model.eyes.mmproj {
         Some(path) => ModelFiles::open(path)?,
         None => open_files(&args.model)?,
     };
     let encoder = ImageEncoder::load(files)?;
-    let encoder = encoder.context("there is no encoder of images in the files")?;
+    let mut encoder = encoder.context("there is no encoder of images in the files")?;
+    let bounds = args.model.eyes.tokens();
+    if !bounds.are_none() {
+        encoder = encoder.with_image_tokens(bounds)?;
+    }
     let usual = CpuConfig::default();
     let cpu = Cpu::new(CpuConfig {
         threads: args.cpu.threads.unwrap_or(usual.threads),

@@ -12,6 +12,7 @@ use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::FiniteCheck;
 use lacuna_models::plan::WeightMode;
+use lacuna_models::spec::ImageTokenBounds;
 use lacuna_pages::ByteLength;
 
 use crate::bytes::ByteCount;
@@ -28,10 +29,48 @@ pub struct ModelArgs {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub json: bool,
+    /// The part that sees.
+    #[command(flatten)]
+    pub eyes: EyesArgs,
+}
+
+/// The part of a model that sees.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EyesArgs {
     /// GGUF file of the part of the model that sees [default: of a GGUF model, the file beside it whose name has
     /// `mmproj` in it; Hugging Face folders have it with the rest]
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
+    /// Tokens of an image at most, of models whose images have sizes of their own (Qwen, Pixtral): larger ones are made
+    /// smaller, which takes less memory and time [default: what the model's files say, of Qwen's no more than 1280]
+    #[arg(long, value_name = "TOKENS")]
+    pub image_max_tokens: Option<NonZeroUsize>,
+    /// Tokens of an image at least, of the same models: smaller ones are made larger [default: what the model's files say]
+    #[arg(long, value_name = "TOKENS")]
+    pub image_min_tokens: Option<NonZeroUsize>,
+}
+
+impl EyesArgs {
+    /// How many tokens images are held to.
+    #[must_use]
+    pub const fn tokens(&self) -> ImageTokenBounds {
+        ImageTokenBounds {
+            least: self.image_min_tokens,
+            most: self.image_max_tokens,
+        }
+    }
+
+    /// The first option that is given.
+    #[must_use]
+    pub fn given(&self) -> Option<&'static str> {
+        let options = [
+            ("--mmproj", self.mmproj.is_some()),
+            ("--image-max-tokens", self.image_max_tokens.is_some()),
+            ("--image-min-tokens", self.image_min_tokens.is_some()),
+        ];
+        let mut given = options.into_iter().filter(|(_, given)| *given);
+        given.next().map(|(option, _)| option)
+    }
 }
 
 /// How the engine is set up.

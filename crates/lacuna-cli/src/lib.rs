@@ -10,7 +10,7 @@ pub mod output;
 pub mod resident;
 
 pub use arguments::{
-    CpuArgs, DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs,
+    CpuArgs, DeviceArgs, DeviceName, DraftArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs,
     SpeculationArgs, cache_key,
 };
 pub use bytes::{ByteCount, NotBytes};

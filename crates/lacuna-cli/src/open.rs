@@ -14,7 +14,9 @@ use lacuna_models::plan::Residency;
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{ComputeDevice, Description, Loading, Model};
 
-use crate::arguments::{DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
+use crate::arguments::{
+    DeviceArgs, DeviceName, DraftArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs,
+};
 use crate::output;
 
 /// The files of the model that was named.
@@ -103,7 +105,7 @@ pub fn open_draft(args: &DraftArgs, config: &EngineConfig) -> Result<Option<Draf
     let args_of_draft = ModelArgs {
         model: name.clone(),
         json: true,
-        mmproj: None,
+        eyes: EyesArgs::default(),
     };
     let files = open_files(&args_of_draft)?;
     let cannot_load = || format!("cannot load the draft model `{name}`");
@@ -180,7 +182,7 @@ fn load_as(
     }
     // No device gives parts of images to further layers, and one would refuse a folder that has an encoder of its own.
     let has_parts = (model.spec().images).is_some_and(|images| images.deepstack > 0);
-    if on_device && args.mmproj.is_none() && has_parts {
+    if on_device && args.eyes.mmproj.is_none() && has_parts {
         if lacuna_models::describe_images_for(model.files(), model.spec(), None)?.is_some() {
             crate::tell!(
                 "warning: with --device the model takes no images: several layers are given parts of them"
@@ -188,7 +190,8 @@ fn load_as(
         }
         return Ok(Arc::new(model));
     }
-    let model = lacuna_models::with_images(model, args.mmproj.as_deref());
+    let model = lacuna_models::with_images(model, args.eyes.mmproj.as_deref());
+    let model = model.and_then(|model| model.with_image_tokens(args.eyes.tokens()));
     let model = model.with_context(|| format!("cannot load the eyes of `{}`", args.model))?;
     if let Some(blindness) = lacuna_models::blindness(&model)? {
         crate::tell!("warning: {blindness}");

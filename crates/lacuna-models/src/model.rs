@@ -13,7 +13,7 @@ use crate::program::{Program, TensorName};
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
-use crate::spec::{ImageInput, ModelSpec};
+use crate::spec::{ImageInput, ImageTokenBounds, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
 use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in};
 use lacuna_files::{Metadata, ModelFiles};
@@ -141,6 +141,21 @@ impl Model {
             images: Some(encoder),
             ..self
         })
+    }
+
+    /// The same for images of so many tokens; as it is where `bounds` say nothing.
+    ///
+    /// # Errors
+    /// As [`ModelSpec::with_image_tokens`]; of a model without [`Model::images`] too.
+    pub fn with_image_tokens(mut self, bounds: ImageTokenBounds) -> Result<Self, LoadError> {
+        if bounds.are_none() {
+            return Ok(self);
+        }
+        self.images = match self.images {
+            Some(encoder) => Some(encoder.with_image_tokens(bounds)?),
+            None => return Err(ImageTokenBounds::useless().into()),
+        };
+        Ok(self)
     }
 
     /// What makes rows of images for it, if it sees.

@@ -16,7 +16,9 @@ use crate::model::Model;
 use crate::plan::{ArenaPlan, PlanError, WeightPlan};
 use crate::program::{Op, Program};
 use crate::scratch::{BatchLimits, Scratch};
-use crate::spec::{Grid, ImageRows, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes};
+use crate::spec::{
+    Grid, ImageRows, ImageTokenBounds, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes,
+};
 use crate::weights::{Loading, Weights};
 use lacuna_files::ModelFiles;
 
@@ -356,6 +358,22 @@ impl ImageEncoder {
         let loading = Loading::mapped(nothing);
         let tensors = files.tensors();
         Weights::load(tensors, None, description, program, &plan, loading)
+    }
+
+    /// The same for images of so many tokens.
+    ///
+    /// # Errors
+    /// As [`ModelSpec::with_image_tokens`].
+    pub fn with_image_tokens(self, bounds: ImageTokenBounds) -> Result<Self, ConfigError> {
+        let spec = self.spec.with_image_tokens(bounds)?;
+        let shape = ImageShape::of(&spec).unwrap_or(self.shape);
+        Ok(Self {
+            // Its tensors are the same.
+            program: Program::new(&spec),
+            spec,
+            shape,
+            ..self
+        })
     }
 
     /// Whether its rows fit a decoder of `spec`, which takes rows of images.

@@ -13,7 +13,8 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{
-    ByteCount, CpuArgs, DeviceArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
+    ByteCount, CpuArgs, DeviceArgs, DraftArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs,
+    SpeculationArgs,
 };
 use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, ImageHost, Origin};
@@ -394,9 +395,9 @@ pub(crate) struct ServeArgs {
     /// another name
     #[arg(value_name = "MODEL", required_unless_present = "models_dir")]
     pub(crate) models: Vec<String>,
-    /// GGUF file of the part of the one model that sees [default: the file beside it whose name has `mmproj` in it]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) mmproj: Option<PathBuf>,
+    /// The part of the one model that sees.
+    #[command(flatten)]
+    pub(crate) eyes: EyesArgs,
     /// Folder whose models are served as well: its GGUF files, and its folders as Hugging Face has them
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,

@@ -137,6 +137,76 @@ fn plan_says_what_images_of_all_shapes_take() {
 }
 
 #[test]
+fn images_are_held_to_as_many_tokens_as_are_asked_for() {
+    for model in ["../qwen3-vl", "../mistral3"] {
+        let (folder, image) = (
+            path(&format!("{model}/hf")),
+            path(&format!("{model}/image-0.png")),
+        );
+        let tokens = |more: &[&str]| -> Vec<u64> {
+            let args = ["plan", &folder, "--ctx", "64", "--json"];
+            let images = ["--image", "1000x1000", "--image", "8x8"];
+            let said = succeeds(&lacuna(&[&args[..], &images, more].concat()));
+            let said: Value = serde_json::from_str(&said).expect("one JSON object");
+            let images = said["images"]["images"].as_array().expect("two");
+            let tokens = images.iter().map(|image| image["tokens"].as_u64());
+            tokens.map(|tokens| tokens.expect("a number")).collect()
+        };
+        let own = tokens(&[]);
+        assert!(own[0] > 9, "{model}: {own:?}");
+        assert_eq!(tokens(&["--image-max-tokens", "9"]), [9, 1], "{model}");
+        assert_eq!(
+            tokens(&["--image-min-tokens", "12"]),
+            [own[0], 16],
+            "{model}"
+        );
+        // The prompt has as many, and is computed.
+        let run = |more: &[&str]| {
+            let args = [
+                "run", &folder, "--image", &image, "-p", "A", "-n", "1", "--json",
+            ];
+            let said = succeeds(&lacuna(&[&args[..], more].concat()));
+            let said: Value = serde_json::from_str(&said).expect("one JSON object");
+            said["prompt_tokens"].as_u64().expect("a number")
+        };
+        assert!(run(&["--image-max-tokens", "2"]) < run(&[]), "{model}");
+        let refused = lacuna(&[
+            "run",
+            &folder,
+            "-p",
+            "A",
+            "--image-max-tokens",
+            "2",
+            "--image-min-tokens",
+            "3",
+        ]);
+        assert!(
+            said(&refused).contains("3 tokens at least and 2 at most"),
+            "{}",
+            said(&refused)
+        );
+    }
+    let few = ["--image-max-tokens", "5"];
+    for (args, code, says) in [
+        (
+            vec!["run", &path("hf"), "-p", "A"],
+            1,
+            "sees them in one size",
+        ),
+        (vec!["run", "demo", "-p", "A"], 1, "takes none"),
+        (
+            vec!["serve", "demo", "other=demo"],
+            2,
+            "--image-max-tokens is for one model",
+        ),
+    ] {
+        let refused = lacuna(&[&args[..], &few].concat());
+        assert_eq!(refused.status.code(), Some(code), "{}", said(&refused));
+        assert!(said(&refused).contains(says), "{}", said(&refused));
+    }
+}
+
+#[test]
 fn hosts_of_images_are_for_models_that_see() {
     let encoder = path("../../encoders/bert/mean.gguf");
     for model in ["demo", &encoder] {

@@ -58,7 +58,7 @@ impl Subject {
         let model = Model::load(open_files(&ModelArgs {
             model: args.model.clone(),
             json: args.json,
-            mmproj: None,
+            eyes: lacuna_cli::EyesArgs::default(),
         })?)?;
         let spec = model.spec();
         Ok(Self {

@@ -81,7 +81,7 @@ impl Subject {
         let args = lacuna_cli::ModelArgs {
             model: model.to_owned(),
             json: false,
-            mmproj: None,
+            eyes: lacuna_cli::EyesArgs::default(),
         };
         let opened = open_files(&args)?;
         let mappings = opened.tensors().mappings().iter();

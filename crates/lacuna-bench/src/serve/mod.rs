@@ -111,7 +111,7 @@ pub(crate) fn start(
     let files = ModelArgs {
         model: model.to_owned(),
         json: true,
-        mmproj: None,
+        eyes: lacuna_cli::EyesArgs::default(),
     };
     let mut config = ServerConfig {
         address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),

@@ -1,6 +1,9 @@
 //! What is particular to models that see: how an image becomes rows, and how a decoder takes them.
 
+use std::num::NonZeroUsize;
+
 use super::tiles::{TiledSizes, Tiling};
+use crate::error::ConfigError;
 
 /// Rows and columns: of an image's patches, or of the tokens that stand for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,6 +182,31 @@ impl Resampling {
     }
 }
 
+/// How many tokens an image of a size of its own is held to, whatever its model's files say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ImageTokenBounds {
+    /// A smaller one is made larger.
+    pub least: Option<NonZeroUsize>,
+    /// A larger one is made smaller.
+    pub most: Option<NonZeroUsize>,
+}
+
+impl ImageTokenBounds {
+    /// Whether nothing is said.
+    #[must_use]
+    pub const fn are_none(&self) -> bool {
+        self.least.is_none() && self.most.is_none()
+    }
+
+    /// Why they are refused for a model that takes no images.
+    pub(crate) fn useless() -> ConfigError {
+        ConfigError::Unsupported {
+            feature: "a number of tokens of images for a model that takes none".to_owned(),
+            supported: "for models that see it is",
+        }
+    }
+}
+
 /// An image that is too long for its width, or too high.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -201,6 +229,52 @@ impl Patches {
     pub const MOST: usize = Self::MOST_PER_SIDE * Self::MOST_PER_SIDE;
     /// How many times as long as wide an image of a size of its own may be; its processors' bound.
     pub const MOST_ASPECT: usize = 200;
+
+    /// The same for images of so many tokens, each of which is `merged` patches of a side.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unsupported`] for images of one size and in tiles, and for more tokens at least than at most.
+    pub(crate) fn within(
+        self,
+        bounds: ImageTokenBounds,
+        merged: usize,
+    ) -> Result<Self, ConfigError> {
+        let ImageSize::Own {
+            square,
+            least_pixels,
+            most_pixels,
+            longest_edge,
+        } = self.size
+        else {
+            return Err(ConfigError::Unsupported {
+                feature: "a number of tokens of images for a model that sees them in one size"
+                    .to_owned(),
+                supported: "for models whose images have sizes of their own it is",
+            });
+        };
+        let token = merged * self.pixels;
+        let pixels = |tokens: NonZeroUsize| tokens.get().saturating_mul(token * token);
+        let [least, most] = [bounds.least, bounds.most].map(|tokens| tokens.map(pixels));
+        if let (Some(least), Some(most)) = (bounds.least, bounds.most)
+            && least > most
+        {
+            return Err(ConfigError::Unsupported {
+                feature: format!("images of {least} tokens at least and {most} at most"),
+                supported: "no more at least than at most are",
+            });
+        }
+        // Whatever is said goes before what is not.
+        let most_pixels = most.unwrap_or_else(|| most_pixels.max(least.unwrap_or(0)));
+        Ok(Self {
+            size: ImageSize::Own {
+                square,
+                least_pixels: least.unwrap_or(least_pixels).min(most_pixels),
+                most_pixels,
+                longest_edge,
+            },
+            ..self
+        })
+    }
 
     /// Elements of one: all pixels of a channel, of each frame that is in the same matrix, then those of the next.
     #[must_use]
@@ -617,6 +691,42 @@ mod tests {
         let fewer = size(1540, 2, 28 * 28 * 100);
         assert_eq!(fewer.fit([4032, 3024]), Ok([308, 224]));
         assert_eq!(fewer.fit([280, 280]), Ok([280, 280]));
+    }
+
+    #[test]
+    fn images_are_held_to_as_many_tokens_as_are_said() {
+        let within = |least, most| {
+            let [least, most] = [least, most].map(NonZeroUsize::new);
+            QWEN.within(ImageTokenBounds { least, most }, 2)
+        };
+        let tokens = |patches: Patches, size| {
+            let fitted = patches.fit(size).expect("of a shape that is taken");
+            assert!(patches.takes(patches.grid(fitted)), "{size:?}");
+            patches.grid(fitted).merged(2).count()
+        };
+        let photograph = [4032, 3024];
+        for most in [1, 2, 7, 100, 1280, 5000] {
+            let held = within(0, most).expect("a size of its own");
+            assert!(tokens(held, photograph) <= most, "{most}");
+            assert!(tokens(held, [8, 8]) <= most, "{most}");
+            assert_eq!(held.most(), most * 4);
+        }
+        assert_eq!(tokens(within(0, 5000).expect("more"), photograph), 4941);
+        let least = within(300, 0).expect("a size of its own");
+        assert!(tokens(least, [8, 8]) >= 300);
+        assert_eq!(tokens(least, photograph), tokens(QWEN, photograph));
+        // More at least than files have at most.
+        assert!(tokens(within(2000, 0).expect("more"), [8, 8]) <= 2000);
+        assert!(within(5, 4).is_err());
+        let one = Patches {
+            size: ImageSize::Square { per_side: 4 },
+            ..QWEN
+        };
+        let said = ImageTokenBounds {
+            most: NonZeroUsize::new(4),
+            least: None,
+        };
+        assert!(one.within(said, 2).is_err());
     }
 
     #[test]

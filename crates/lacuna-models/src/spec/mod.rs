@@ -23,10 +23,13 @@ pub use lacuna_kernels::{Activation, Mask};
 pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
 use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec, ValueRows};
 
+use crate::error::ConfigError;
+
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
 pub use image::{
     Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
-    ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap, TileMarks, Windows,
+    ImageTokenBounds, ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap,
+    TileMarks, Windows,
 };
 pub use latent::Latent;
 pub use recurrence::{
@@ -506,6 +509,21 @@ pub enum OutputMatrix {
 }
 
 impl ModelSpec {
+    /// The same encoder for images of so many tokens.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for one whose images have one size or are cut into tiles, and for more than there may be.
+    pub fn with_image_tokens(mut self, bounds: ImageTokenBounds) -> Result<Self, ConfigError> {
+        let (Some(patches), OutputSpec::Image(rows)) = (self.patches, &self.output) else {
+            return Err(ImageTokenBounds::useless());
+        };
+        let patches = patches.within(bounds, rows.merged)?;
+        self.context_tokens = patches.most();
+        self.patches = Some(patches);
+        self.validate()?;
+        Ok(self)
+    }
+
     /// Shape of a KV cache of this model.
     ///
     /// # Errors

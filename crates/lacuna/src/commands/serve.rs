@@ -64,9 +64,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 fn serve(args: &ServeArgs) -> Result<()> {
     let named = models::named(args)?;
-    if args.mmproj.is_some() && (named.len() != 1 || args.models_dir.is_some()) {
-        let problem = "--mmproj is for one model; put the files of several beside their models";
-        return Err(output::Usage(problem.into()).into());
+    let several = named.len() != 1 || args.models_dir.is_some();
+    if let Some(option) = args.eyes.given().filter(|_| several) {
+        let advice = match args.eyes.mmproj.is_some() {
+            true => "put the files of several beside their models",
+            false => "leave it out, or serve that model alone",
+        };
+        return Err(output::Usage(format!("{option} is for one model; {advice}")).into());
     }
     let drafts = args.service.speculation.draft.draft_model.is_some();
     if drafts && (named.len() != 1 || args.models_dir.is_some()) {
@@ -82,7 +86,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let model = ModelArgs {
         model: only.model.clone(),
         json: args.json,
-        mmproj: args.mmproj.clone(),
+        eyes: args.eyes.clone(),
     };
     let files = open_files(&model)?;
     let cannot_load = || format!("cannot load `{}`", model.model);

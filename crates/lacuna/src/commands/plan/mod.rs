@@ -135,7 +135,7 @@ fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
     let files = open_files(&ModelArgs {
         model: name.clone(),
         json: true,
-        mmproj: None,
+        eyes: lacuna_cli::EyesArgs::default(),
     })?;
     let cannot_load = || format!("cannot load the draft model `{name}`");
     let description = lacuna::describe(&files).with_context(cannot_load)?;
@@ -254,9 +254,14 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
 
 /// The encoder of images of a model that sees.
 fn eyes(args: &PlanArgs, files: &ModelFiles, spec: &ModelSpec) -> Result<ModelSpec> {
-    let found = describe_images_for(files, spec, args.model.mmproj.as_deref());
+    let eyes = &args.model.eyes;
+    let found = describe_images_for(files, spec, eyes.mmproj.as_deref());
     let found = found.with_context(|| format!("cannot load the eyes of `{}`", args.model.model))?;
-    found.ok_or_else(|| lacuna_engine::ImageError::NoEyes.into())
+    let found = found.ok_or(lacuna_engine::ImageError::NoEyes)?;
+    match eyes.tokens() {
+        bounds if bounds.are_none() => Ok(found),
+        bounds => Ok(found.with_image_tokens(bounds)?),
+    }
 }
 
 /// What a plan that is too large ends with.
