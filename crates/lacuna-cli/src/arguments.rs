@@ -202,9 +202,9 @@ pub struct ServiceArgs {
 pub struct SpeculationArgs {
     // What is computed does not depend on it, so it is no part of the engine's fingerprint.
     /// Compute several tokens of a reply in one pass where that pays, guessed from the prompt and what has been written (ngram,
-    /// ngram:N for up to N at once), and by the head that the model's files carry for it (mtp, mtp:N), or one after the other
-    /// (off). The text is the same [default: auto, which is mtp where files carry a head and memory holds it, else off; ngram
-    /// with --draft-model]
+    /// ngram:N for up to N at once), or by the head too that the model's files carry for it (mtp, mtp:N; auto: where they carry
+    /// one and memory holds it), or one after the other (off). The text is the same [default: off, and ngram with
+    /// --draft-model]
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<Speculation>,
     /// The model that guesses where the text itself has no guess.
@@ -246,7 +246,7 @@ impl SpeculationArgs {
     pub fn from_history(&self) -> Speculation {
         match (self.speculate, &self.draft.draft_model) {
             (Some(speculation), _) => speculation,
-            (None, None) => Speculation::Auto,
+            (None, None) => Speculation::Off,
             (None, Some(_)) => match self.draft.draft_tokens {
                 Some(most) => Speculation::Ngram { most },
                 None => Speculation::NGRAM,
