@@ -13,7 +13,7 @@ from transformers import Idefics3Config, Idefics3ImageProcessor, Idefics3Process
 from transformers.models.idefics3.image_processing_idefics3 import get_resize_output_image_size
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from . import bpe, models
+from . import models, multimodal
 from .families import fixture
 from .families.fixture import Fixture
 
@@ -23,14 +23,15 @@ TILE_TOKENS = (SIDE // PATCH // SCALE) ** 2
 PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
 SPECIAL = ["<pad>", "<end_of_utterance>", "<|im_start|>", "<unk>", "<image>", "<fake_token_around_image>", "<global-img>", *PLACES]
 # As bytes are written in vocabularies. Two line breaks are one token, as in SmolLM2.
-TOKENS = SPECIAL + [*"ĊĠ<>_:-", *map(chr, range(ord("a"), ord("z") + 1)), *"ABCDEFGHIJKLMNOPSU", "AB", "ĊĊ"]
-MERGES = [("A", "B"), ("Ċ", "Ċ")]
+TOKENS = SPECIAL + [*"ĊĠ<>_:-", *multimodal.LETTERS[:26], *"ABCDEFGHIJKLMNOPSU", "AB", "ĊĊ"]
 TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'] is string %}{{ ':' + message['content'] }}{% else %}{{ ':' }}{% for item in message['content'] %}"
     "{% if item['type'] == 'image' %}<image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="<end_of_utterance>", bos="<|im_start|>", pad="<pad>",
+                                   merges=(("A", "B"), ("Ċ", "Ċ")))
 # Widths and heights: of two rows, of two columns, of both, and so long that one side is a pixel for a moment.
 SIZES = [(40, 20), (18, 37), (9, 9), (1, 120)]
 PROMPTS = ["<|im_start|>User:ABC<image>abc<end_of_utterance>\nAssistant:", "AB<image>\n<image>c<image>\n\nd"]
@@ -51,7 +52,7 @@ def idefics3() -> Fixture:
         text_config=text, vision_config=vision, architectures=["Idefics3ForConditionalGeneration"],
         scale_factor=SCALE, image_token_id=SPECIAL.index("<image>"), pad_token_id=0,
     )
-    return Fixture("idefics3", config, 604, gguf.MODEL_ARCH.LLAMA, convert=fixture.permuted(4, 2))
+    return Fixture("idefics3", config, 604, gguf.MODEL_ARCH.LLAMA, multimodal.add_llama, fixture.permuted(4, 2))
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -63,48 +64,6 @@ def settings(longest: int, side: int) -> dict:
         "resample": 1, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_pad": True, "do_convert_rgb": True,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
     }
-
-
-def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    made = bpe.tokenizer("qwen2", TOKENS, MERGES, SPECIAL)
-    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
-    models.write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>",
-        "add_bos_token": False, "chat_template": TEMPLATE,
-    })
-    models.write_json(folder / "preprocessor_config.json", {
-        "image_processor_type": "Idefics3ImageProcessor", **settings(LONGEST, SIDE),
-    })
-    (folder / "model.safetensors").chmod(0o644)
-
-
-def write_text(made: Fixture, folder: pathlib.Path) -> None:
-    config = fixture.text_config(json.loads((folder / "hf" / "config.json").read_text()))
-    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
-    fixture.add_common(writer, config, made.says_heads)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (fixture.VOCAB - len(SPECIAL))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(pair) for pair in MERGES])
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    names = gguf.get_tensor_name_map(made.architecture, config["num_hidden_layers"])
-    tensors = load_file(folder / "hf" / "model.safetensors")
-    tensors = {name.replace("model.text_model.", "model."): values for name, values in tensors.items()
-               if name.startswith(("model.text_model.", "lm_head."))}
-    for name, values in made.convert(tensors).items():
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(values))
-    models.close(writer)
 
 
 def write_projector(folder: pathlib.Path) -> None:
@@ -123,18 +82,7 @@ def write_projector(folder: pathlib.Path) -> None:
         older[name.replace(part, swap[part]) if part else name] = values
     (folder / "older").mkdir(exist_ok=True)
     for file, tensors in (("mmproj.gguf", tensors), ("older/mmproj.gguf", older)):
-        writer = gguf.GGUFWriter(folder / file, "clip")
-        writer.add_type("mmproj")
-        writer.add_name("Tiny random projector")
-        writer.add_clip_has_vision_encoder(True)
-        writer.add_clip_projector_type("idefics3")
-        writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
-        writer.add_vision_image_size(vision["image_size"])
-        writer.add_vision_patch_size(vision["patch_size"])
-        writer.add_vision_embedding_length(vision["hidden_size"])
-        writer.add_vision_feed_forward_length(vision["intermediate_size"])
-        writer.add_vision_block_count(vision["num_hidden_layers"])
-        writer.add_vision_head_count(vision["num_attention_heads"])
+        writer = multimodal.projector(folder / file, "idefics3", config)
         writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
         writer.add_vision_image_mean([0.5] * 3)
         writer.add_vision_image_std([0.5] * 3)
@@ -149,22 +97,14 @@ def write_projector(folder: pathlib.Path) -> None:
 # --- expected --------------------------------------------------------------------------------
 
 
-def photo(random, width: int, height: int) -> Image.Image:
-    """Soft gradients with noise, so that no two tiles are alike."""
-    row, column = np.mgrid[0:height, 0:width]
-    slopes = random.uniform(-200, 200, (2, 3))
-    values = 128 + (row / height)[..., None] * slopes[0] + (column / width)[..., None] * slopes[1]
-    return Image.fromarray(np.clip(np.round(values + random.normal(0, 30, (height, width, 3))), 0, 255).astype(np.uint8))
-
-
 def bytes_of(values: np.ndarray) -> np.ndarray:
     """The bytes that `[..., 3, height, width]` was made of, `[..., height, width, 3]`."""
     return np.clip(np.round((np.moveaxis(values, -3, -1) * 0.5 + 0.5) * 255), 0, 255).astype(np.uint8)
 
 
-def parts_of(tokens: list[int], tiles: list[int]) -> list:
-    """Tokens of text, and runs of those of images as `{"image": tile}`; all tiles are in `tiles`, in order."""
-    soft, parts, rest = SPECIAL.index("<image>"), [], iter(tiles)
+def parts_of(tokens: list[int], pictures: list[dict]) -> list:
+    """Tokens of text, and runs of those of images as what `pictures` has for each, in order."""
+    soft, parts, rest = SPECIAL.index("<image>"), [], iter(pictures)
     place = 0
     while place < len(tokens):
         if tokens[place] != soft:
@@ -172,7 +112,7 @@ def parts_of(tokens: list[int], tiles: list[int]) -> list:
             place += 1
             continue
         assert tokens[place:place + TILE_TOKENS] == [soft] * TILE_TOKENS
-        parts.append({"image": next(rest)})
+        parts.append(next(rest))
         place += TILE_TOKENS
     assert next(rest, None) is None
     return parts
@@ -182,43 +122,38 @@ def parts_of(tokens: list[int], tiles: list[int]) -> list:
 def expected(folder: pathlib.Path, made: Fixture) -> None:
     loaded = fixture.load(made, folder / "hf")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "hf" / "tokenizer.json"), pad_token="<pad>")
-    random = np.random.default_rng(1000 + made.seed)
-    pictures = [photo(random, *size) for size in SIZES]
+    drawn = multimodal.draw_images(np.random.default_rng(1000 + made.seed), SIZES)
+    multimodal.save_images(folder, drawn)
+    photos = [Image.fromarray(image) for image in drawn]
     processor = Idefics3Processor(Idefics3ImageProcessor(**settings(LONGEST, SIDE)), tokenizer, image_seq_len=TILE_TOKENS)
-    tiles, images, features = [], [], []
-    for index, picture in enumerate(pictures):
-        picture.save(folder / f"image-{index}.png")
-        seen = processor.image_processor([picture], return_row_col_info=True, return_tensors="np")
-        about = {"rows": int(seen["rows"][0][0]), "columns": int(seen["cols"][0][0]), "first": len(tiles)}
-        images.append(about)
-        tiles.extend(bytes_of(seen["pixel_values"][0]))
-    tiles = np.stack(tiles)
-    tiles.tofile(folder / "images.u8")  # of all tiles, red, green and blue of each pixel, row by row
-    pixels = torch.from_numpy(tiles.transpose(0, 3, 1, 2)).double() / 255 * 2 - 1
-    made_rows = loaded.model.get_image_features(pixels[None]).pooler_output[0]
-    made_rows.to(torch.float32).numpy().astype("<f4").tofile(folder / "features.f32")
+    pictures, images = [], []  # of each image its tiles and the whole, and what is said of it
+    for photo in photos:
+        seen = processor.image_processor([photo], return_row_col_info=True, return_tensors="np")
+        pictures.append(bytes_of(seen["pixel_values"][0]))
+        side = SIDE // PATCH // SCALE
+        images.append({"size": [SIDE, SIDE], "grid": [side, side], "tiles": [int(seen["rows"][0][0]), int(seen["cols"][0][0])]})
+    multimodal.write_pixels(folder, pictures)
+    pixels = [torch.from_numpy(tiles.transpose(0, 3, 1, 2)).double() / 255 * 2 - 1 for tiles in pictures]
+    multimodal.write_rows(folder / "features.f32", [loaded.model.get_image_features(torch.cat(pixels)[None]).pooler_output[0]])
     cases, rows = [], []
     for text, shown in zip(PROMPTS, SHOWN):
-        which = [images[index] for index in shown]
-        of_prompt = [tile for image in which for tile in range(image["first"], image["first"] + image["rows"] * image["columns"] + 1)]
-        tokens = processor(images=[[pictures[index] for index in shown]], text=[text])["input_ids"][0]
+        tokens = processor(images=[[photos[index] for index in shown]], text=[text])["input_ids"][0]
         # The encoder takes images that are all zero for padding; none is.
-        logits = loaded(
-            input_ids=torch.tensor([tokens]), pixel_values=pixels[None, of_prompt], use_cache=False,
-        ).logits[0]
-        rows.append(logits.to(torch.float32).numpy().astype("<f4"))
-        cases.append({"text": text, "shown": shown, "parts": parts_of(tokens, of_prompt)})
-    np.concatenate(rows).tofile(folder / "logits.f32")
-    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size, "images": len(tiles),
-             "image_tokens": TILE_TOKENS, "tiles": images, "cases": cases}
-    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+        rows.append(loaded(
+            input_ids=torch.tensor([tokens]), pixel_values=torch.cat([pixels[index] for index in shown])[None], use_cache=False,
+        ).logits[0])
+        parts = parts_of(tokens, [{"image": index, "tile": tile} for index in shown for tile in range(len(pictures[index]))])
+        cases.append({"text": text, "shown": shown, "parts": parts})
+    multimodal.write_rows(folder / "logits.f32", rows)
+    multimodal.write_expected(folder, loaded.config.text_config.hidden_size, images, cases)
 
 
 @fixture.in_double()
 def make_one(folder: pathlib.Path, made: Fixture) -> None:
     torch.manual_seed(0)
-    write_hf(folder / "hf", fixture.draw(made))
-    write_text(made, folder)
+    preprocessor = {"image_processor_type": "Idefics3ImageProcessor", **settings(LONGEST, SIDE)}
+    multimodal.write_hf(folder / "hf", made, VOCABULARY, preprocessor)
+    multimodal.write_text(folder, made, VOCABULARY)
     write_projector(folder)
     expected(folder, made)
 

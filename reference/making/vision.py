@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from safetensors.numpy import load_file
 from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3TextConfig
 
-from . import bpe, models, tiled, vision_pixtral, vision_qwen
+from . import models, multimodal, tiled, vision_pixtral, vision_qwen
 from .families import fixture, gemma
 from .families.fixture import Fixture
 
@@ -20,7 +20,7 @@ SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_image>", "<end_of_imag
            "<start_of_turn>", "<end_of_turn>"]
 BEGIN, END, SOFT = (SPECIAL.index(name) for name in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"))
 # As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
-TOKENS = SPECIAL + [*"ĊĠ<>_", *map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("W") + 1)), "AB"]
+TOKENS = SPECIAL + [*"ĊĠ<>_", *multimodal.LETTERS[:-3], "AB"]
 IMAGES = 3
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"
@@ -28,6 +28,12 @@ TEMPLATE = (
     "{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="<eos>", bos="<bos>", pad="<pad>")
+PREPROCESSOR = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 2,
+    "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 1 / 255,
+    "image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE, "width": SIDE},
+}
 
 
 def gemma3() -> Fixture:
@@ -60,61 +66,11 @@ def gemma3() -> Fixture:
 # --- files -----------------------------------------------------------------------------------
 
 
-def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
-    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
-    models.write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": False,
-        "chat_template": TEMPLATE,
-    })
-    models.write_json(folder / "preprocessor_config.json", {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 2,
-        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 1 / 255,
-        "image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE, "width": SIDE},
-    })
-    (folder / "model.safetensors").chmod(0o644)
-
-
-def write_text(made: Fixture, folder: pathlib.Path) -> None:
-    config = fixture.text_config(json.loads((folder / "hf" / "config.json").read_text()))
-    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
-    fixture.add_common(writer, config, made.says_heads)
-    made.parameters(writer, config)
-    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (fixture.VOCAB - len(SPECIAL))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["A B"])
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    for name, values in fixture.gguf_tensors(made, folder, config["num_hidden_layers"]).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
-    models.close(writer)
-
-
 def write_projector(folder: pathlib.Path) -> None:
     """The encoder and the projection as the converter writes them: names of their own, one norm whole."""
     config = json.loads((folder / "hf" / "config.json").read_text())
     vision = config["vision_config"]
-    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
-    writer.add_type("mmproj")
-    writer.add_name("Tiny random projector")
-    writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type("gemma3")
-    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
-    writer.add_vision_image_size(vision["image_size"])
-    writer.add_vision_patch_size(vision["patch_size"])
-    writer.add_vision_embedding_length(vision["hidden_size"])
-    writer.add_vision_feed_forward_length(vision["intermediate_size"])
-    writer.add_vision_block_count(vision["num_hidden_layers"])
-    writer.add_vision_head_count(vision["num_attention_heads"])
+    writer = multimodal.projector(folder / "mmproj.gguf", "gemma3", config)
     writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
     writer.add_vision_image_mean([0.5] * 3)
     writer.add_vision_image_std([0.5] * 3)
@@ -137,65 +93,36 @@ def write_projector(folder: pathlib.Path) -> None:
 # --- expected --------------------------------------------------------------------------------
 
 
-def draw_images(random) -> list[np.ndarray]:
-    """Soft gradients with noise, so that no two patches are alike."""
-    row, column = np.mgrid[0:SIDE, 0:SIDE] / SIDE
-    made = []
-    for _ in range(IMAGES):
-        slopes = random.uniform(-200, 200, (2, 3))
-        values = 128 + row[..., None] * slopes[0] + column[..., None] * slopes[1] + random.normal(0, 30, (SIDE, SIDE, 3))
-        made.append(np.clip(np.round(values), 0, 255).astype(np.uint8))
-    return made
-
-
-def prompt(random, images: list[int]) -> list:
-    """Text, images between their marks, and text; an image is written as `{"image": index}`."""
-    text = lambda count: [int(token) for token in random.integers(len(SPECIAL), fixture.VOCAB, count)]
-    parts = text(7)
-    for image in images:
-        parts += [BEGIN, {"image": image}, END, *text(5)]
-    return parts
-
-
-def tokens_of(parts: list) -> list[int]:
-    return [token for part in parts for token in ([SOFT] * IMAGE_TOKENS if isinstance(part, dict) else [part])]
-
-
 @torch.no_grad()
 def expected(folder: pathlib.Path, made: Fixture) -> None:
     loaded = fixture.load(made, folder / "hf")
     random = np.random.default_rng(1000 + made.seed)
-    images = draw_images(random)
-    for index, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"image-{index}.png")
-    np.stack(images).tofile(folder / "images.u8")  # the same, decoded: red, green and blue of each pixel, row by row
+    images = multimodal.draw_images(random, [(SIDE, SIDE)] * IMAGES)
+    multimodal.save_images(folder, images)
+    multimodal.write_pixels(folder, images)
     pixels = torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2)).double() / 255 * 2 - 1
-    features = loaded.model.get_image_features(pixels).pooler_output
-    features.to(torch.float32).numpy().astype("<f4").tofile(folder / "features.f32")
+    multimodal.write_rows(folder / "features.f32", [loaded.model.get_image_features(pixels).pooler_output])
     cases, rows = [], []
     for which in ([0], [2, 0, 1]):
-        parts = prompt(random, which)
-        tokens = torch.tensor([tokens_of(parts)])
-        logits = loaded(
+        parts = multimodal.prompt(random, VOCABULARY, [[BEGIN, {"image": image}, END] for image in which])
+        tokens = torch.tensor([multimodal.tokens_of(parts, SOFT, lambda image: IMAGE_TOKENS)])
+        rows.append(loaded(
             input_ids=tokens, pixel_values=pixels[which], token_type_ids=(tokens == SOFT).long(), use_cache=False,
-        ).logits[0]
-        rows.append(logits.to(torch.float32).numpy().astype("<f4"))
+        ).logits[0])
         cases.append({"parts": parts})
-    np.concatenate(rows).tofile(folder / "logits.f32")
+    multimodal.write_rows(folder / "logits.f32", rows)
     side = SIDE // PATCH // KERNEL
-    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size,
-             "images": [{"size": [SIDE, SIDE], "grid": [side, side]}] * IMAGES, "cases": cases}
-    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+    about = [{"size": [SIDE, SIDE], "grid": [side, side]}] * IMAGES
+    multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases)
 
 
 @fixture.in_double()
 def make_one(folder: pathlib.Path, made: Fixture) -> None:
     torch.manual_seed(0)
-    write_hf(folder / "hf", fixture.draw(made))
-    write_text(made, folder)
+    multimodal.write_hf(folder / "hf", made, VOCABULARY, PREPROCESSOR)
+    multimodal.write_text(folder, made, VOCABULARY)
     write_projector(folder)
     expected(folder, made)
-
 
 
 # --- preprocessing ---------------------------------------------------------------------------

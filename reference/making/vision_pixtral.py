@@ -11,23 +11,27 @@ from PIL import Image, ImageOps
 from safetensors.numpy import load_file
 from transformers import LlavaConfig, Mistral3Config, PixtralImageProcessor
 
-from . import bpe, models
+from . import models, multimodal
 from .families import fixture
 from .families.fixture import Fixture
-from .vision_qwen import DEVIATION, MEAN
 
 PATCH, LONGEST = 4, 32  # pixels
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 IMG, BREAK, END = (SPECIAL.index(f"[{name}]") for name in ("IMG", "IMG_BREAK", "IMG_END"))
 # As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
-LETTERS = [*map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("Z") + 1))]
-TOKENS = (SPECIAL + [*"ĊĠ_."] + LETTERS)[: fixture.VOCAB - 1] + ["AB"]
+TOKENS = (SPECIAL + [*"ĊĠ_."] + multimodal.LETTERS)[: fixture.VOCAB - 1] + ["AB"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% endif %}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
     "{% if item['type'] == 'image' %}[IMG]{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{% if message['role'] == 'user' %}[/INST]{% else %}{{ eos_token }}{% endif %}{% endfor %}"
 )
+VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="</s>", bos="<s>")
+PREPROCESSOR = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
+    "image_mean": multimodal.CLIP_MEAN, "image_std": multimodal.CLIP_DEVIATION, "rescale_factor": 1 / 255,
+    "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": PATCH, "width": PATCH}, "size": {"longest_edge": LONGEST},
+}
 TEXT = {**fixture.SMALL, "model_type": "mistral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
         "sliding_window": None, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 VISION = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -46,7 +50,7 @@ class Seeing:
 def pixtral() -> Seeing:
     config = LlavaConfig(text_config=TEXT, vision_config=VISION, architectures=["LlavaForConditionalGeneration"],
                          image_token_index=IMG, vision_feature_layer=-1, vision_feature_select_strategy="full")
-    made = Fixture("pixtral", config, 621, gguf.MODEL_ARCH.LLAMA, parameters, fixture.permuted(4, 2))
+    made = Fixture("pixtral", config, 621, gguf.MODEL_ARCH.LLAMA, multimodal.add_llama, fixture.permuted(4, 2))
     return Seeing(made, 1, [(24, 8), (8, 20), (4, 4)])
 
 
@@ -54,55 +58,12 @@ def mistral3() -> Seeing:
     vision = VISION | {"hidden_act": "gelu"}
     config = Mistral3Config(text_config=TEXT, vision_config=vision, architectures=["Mistral3ForConditionalGeneration"],
                             image_token_index=IMG, spatial_merge_size=2, tie_word_embeddings=False)
-    made = Fixture("mistral3", config, 622, gguf.MODEL_ARCH.MISTRAL3, parameters, fixture.permuted(4, 2))
+    made = Fixture("mistral3", config, 622, gguf.MODEL_ARCH.MISTRAL3, multimodal.add_llama, fixture.permuted(4, 2))
     # Of an image that is one row, transformers takes the row's elements for rows.
     return Seeing(made, 2, [(32, 16), (16, 24), (8, 16)])
 
 
-def parameters(writer, config) -> None:
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_rope_dimension_count(config["head_dim"])
-
-
 # --- files -----------------------------------------------------------------------------------
-
-
-def write_hf(folder: pathlib.Path, seeing: Seeing) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    fixture.draw(seeing.made).save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
-    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
-    models.write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False,
-        "chat_template": TEMPLATE,
-    })
-    models.write_json(folder / "preprocessor_config.json", {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
-        "image_mean": MEAN, "image_std": DEVIATION, "rescale_factor": 1 / 255, "image_processor_type": "PixtralImageProcessor",
-        "patch_size": {"height": PATCH, "width": PATCH}, "size": {"longest_edge": LONGEST},
-    })
-    (folder / "model.safetensors").chmod(0o644)
-
-
-def write_text(made: Fixture, folder: pathlib.Path) -> None:
-    config = fixture.text_config(json.loads((folder / "hf" / "config.json").read_text()))
-    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
-    fixture.add_common(writer, config, made.says_heads)
-    made.parameters(writer, config)
-    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (fixture.VOCAB - len(SPECIAL))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["A B"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    for name, values in fixture.gguf_tensors(made, folder, config["num_hidden_layers"]).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
-    models.close(writer)
 
 
 def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
@@ -110,19 +71,9 @@ def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
     a row of the decoder's table, unnamed."""
     config = json.loads((folder / "hf" / "config.json").read_text())
     vision = config["vision_config"]
-    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
-    writer.add_type("mmproj")
-    writer.add_name("Tiny random projector")
-    writer.add_clip_has_vision_encoder(True)
-    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
-    writer.add_vision_image_size(vision["image_size"])
-    writer.add_vision_patch_size(PATCH)
-    writer.add_vision_embedding_length(vision["hidden_size"])
-    writer.add_vision_feed_forward_length(vision["intermediate_size"])
-    writer.add_vision_block_count(vision["num_hidden_layers"])
-    writer.add_vision_head_count(vision["num_attention_heads"])
-    writer.add_vision_image_mean(MEAN)
-    writer.add_vision_image_std(DEVIATION)
+    writer = multimodal.projector(folder / "mmproj.gguf", None, config)
+    writer.add_vision_image_mean(multimodal.CLIP_MEAN)
+    writer.add_vision_image_std(multimodal.CLIP_DEVIATION)
     writer.add_clip_projector_type(gguf.VisionProjectorType.PIXTRAL)
     writer.add_vision_attention_layernorm_eps(1e-5)
     if vision["hidden_act"] == "silu":
@@ -150,79 +101,54 @@ def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
 # --- expected --------------------------------------------------------------------------------
 
 
-def draw_images(random, sizes: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Soft gradients with noise, so that no two patches are alike."""
-    made = []
-    for width, height in sizes:
-        row, column = np.mgrid[0:height, 0:width] / np.array([height, width])[:, None, None]
-        slopes = random.uniform(-200, 200, (2, 3))
-        values = 128 + row[..., None] * slopes[0] + column[..., None] * slopes[1]
-        values += random.normal(0, 30, (height, width, 3))
-        made.append(np.clip(np.round(values), 0, 255).astype(np.uint8))
-    return made
-
-
-def prompt(random, images: list[int], grids: list[tuple[int, int]]) -> list:
-    """Text, images row by row with their marks between, and text; a row is written as `{"image": index, "row": row}`."""
-    text = lambda count: [int(token) for token in random.integers(len(SPECIAL), fixture.VOCAB, count)]
-    parts = text(7)
-    for image in images:
-        for row in range(grids[image][0]):
-            parts += [{"image": image, "row": row}, BREAK]
-        parts[-1] = END
-        parts += text(5)
-    return parts
-
-
-def tokens_of(parts: list, grids: list[tuple[int, int]]) -> list[int]:
-    return [token for part in parts for token in ([IMG] * grids[part["image"]][1] if isinstance(part, dict) else [part])]
+def parts_of(image: int, rows: int) -> list:
+    """An image row by row, with the marks between."""
+    parts = [part for row in range(rows) for part in ({"image": image, "row": row}, BREAK)]
+    return [*parts[:-1], END]
 
 
 @torch.no_grad()
 def expected(folder: pathlib.Path, seeing: Seeing) -> None:
     loaded = fixture.load(seeing.made, folder / "hf")
     random = np.random.default_rng(1000 + seeing.made.seed)
-    images = draw_images(random, seeing.sizes)
+    images = multimodal.draw_images(random, seeing.sizes)
+    multimodal.save_images(folder, images)
+    multimodal.write_pixels(folder, images)
     processor = PixtralImageProcessor.from_pretrained(folder / "hf")
     unit = PATCH * seeing.merged
     grids = [(height // unit, width // unit) for width, height in seeing.sizes]
     pixels = []
-    for index, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"image-{index}.png")
+    for image in images:
         # In double precision, which the processor does not compute in.
         channels = torch.from_numpy(image.transpose(2, 0, 1).copy()).double() / 255
-        pixels.append((channels - torch.tensor(MEAN).double()[:, None, None]) / torch.tensor(DEVIATION).double()[:, None, None])
+        pixels.append((channels - torch.tensor(multimodal.CLIP_MEAN).double()[:, None, None]) / torch.tensor(multimodal.CLIP_DEVIATION).double()[:, None, None])
         made = processor(Image.fromarray(image), patch_size={"height": unit, "width": unit}, return_tensors="pt")["pixel_values"][0]
         assert made.shape == pixels[-1].shape and torch.allclose(pixels[-1], made.double(), atol=1e-6)
-    # The same, decoded: red, green and blue of each pixel, row by row.
-    (folder / "images.u8").write_bytes(b"".join(image.tobytes() for image in images))
     rows = []
     for values in pixels:
         found = loaded.model.get_image_features(values[None], image_sizes=torch.tensor([values.shape[-2:]]), return_dict=True)
-        rows.append(found.pooler_output[0].to(torch.float32).numpy().astype("<f4"))
-    np.concatenate([one.reshape(-1) for one in rows]).tofile(folder / "features.f32")
+        rows.append(found.pooler_output[0])
+    multimodal.write_rows(folder / "features.f32", rows)
     cases, logits = [], []
     for which in ([0], [2, 0, 1]):
-        parts = prompt(random, which, grids)
-        tokens = torch.tensor([tokens_of(parts, grids)])
+        parts = multimodal.prompt(random, VOCABULARY, [parts_of(image, grids[image][0]) for image in which])
+        tokens = torch.tensor([multimodal.tokens_of(parts, IMG, lambda image: grids[image][1])])
         sizes = torch.tensor([pixels[image].shape[-2:] for image in which])
         padded = torch.zeros(len(which), 3, *sizes.max(dim=0).values, dtype=torch.float64)
         for slot, image in zip(padded, which):
             slot[:, : pixels[image].shape[1], : pixels[image].shape[2]] = pixels[image]
-        found = loaded(input_ids=tokens, pixel_values=padded, image_sizes=sizes, use_cache=False).logits[0]
-        logits.append(found.to(torch.float32).numpy().astype("<f4"))
+        logits.append(loaded(input_ids=tokens, pixel_values=padded, image_sizes=sizes, use_cache=False).logits[0])
         cases.append({"parts": parts})
-    np.concatenate(logits).tofile(folder / "logits.f32")
-    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size,
-             "images": [{"size": size, "grid": grid} for size, grid in zip(seeing.sizes, grids)], "cases": cases}
-    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+    multimodal.write_rows(folder / "logits.f32", logits)
+    about = [{"size": size, "grid": grid} for size, grid in zip(seeing.sizes, grids)]
+    multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases)
 
 
 @fixture.in_double()
 def make_one(folder: pathlib.Path, seeing: Seeing) -> None:
     torch.manual_seed(0)
-    write_hf(folder / "hf", seeing)
-    write_text(seeing.made, folder)
+    multimodal.write_hf(folder / "hf", seeing.made, VOCABULARY, PREPROCESSOR)
+    multimodal.write_text(folder, seeing.made, VOCABULARY)
     write_projector(seeing, folder)
     expected(folder, seeing)
 

@@ -14,24 +14,29 @@ from transformers import (
     Qwen2_5_VLConfig, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen3_5Config, Qwen3VLConfig, Qwen3VLMoeConfig,
 )
 
-from . import bpe, models
+from . import models, multimodal
 from .families import delta, experts, fixture
 from .families.fixture import Fixture
 
 PATCH, MERGE = 4, 2
-MEAN, DEVIATION = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 LEAST, MOST = 8 * 8, 64 * 64  # pixels
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 BEGIN, END, PAD, VIDEO = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad", "video_pad"))
 # As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
-LETTERS = [*map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("Z") + 1))]
-TOKENS = (SPECIAL + [*"ĊĠ_."] + LETTERS)[: fixture.VOCAB - 1] + ["AB"]
+TOKENS = (SPECIAL + [*"ĊĠ_."] + multimodal.LETTERS)[: fixture.VOCAB - 1] + ["AB"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
     "{% if item['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ item['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="<|im_end|>", pad="<|endoftext|>")
+PREPROCESSOR = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
+    "image_mean": multimodal.CLIP_MEAN, "image_std": multimodal.CLIP_DEVIATION, "rescale_factor": 1 / 255,
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2,
+    "size": {"shortest_edge": LEAST, "longest_edge": MOST},
+}
 # Pixels of width and height: wide, tall, and as small as may be.
 SIZES = [(64, 16), (16, 40), (8, 8)]
 TEXT = {**fixture.SMALL, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 2, "hidden_size": 16, "intermediate_size": 24,
@@ -142,51 +147,11 @@ def qwen2_vl() -> Seeing:
 # --- files -----------------------------------------------------------------------------------
 
 
-def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    if "moe" in model.config.model_type.split("_"):
-        turn_experts(folder / "model.safetensors")
-    made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
-    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
-    models.write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "add_bos_token": False, "chat_template": TEMPLATE,
-    })
-    models.write_json(folder / "preprocessor_config.json", {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
-        "image_mean": MEAN, "image_std": DEVIATION, "rescale_factor": 1 / 255, "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2,
-        "size": {"shortest_edge": LEAST, "longest_edge": MOST},
-    })
-    (folder / "model.safetensors").chmod(0o644)
-
-
 def turn_experts(file: pathlib.Path) -> None:
     """As the mixtures are published, which transformers turns round when it loads them and not when it saves them."""
     tensors = {name: np.ascontiguousarray(values.swapaxes(1, 2)) if ".experts." in name else values
                for name, values in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
-
-
-def write_text(made: Fixture, folder: pathlib.Path) -> None:
-    config = fixture.text_config(json.loads((folder / "hf" / "config.json").read_text()))
-    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
-    fixture.add_common(writer, config, made.says_heads)
-    made.parameters(writer, config)
-    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (fixture.VOCAB - len(SPECIAL))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["A B"])
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    for name, values in fixture.gguf_tensors(made, folder, config["num_hidden_layers"]).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
-    models.close(writer)
 
 
 def projector_name(name: str, deepstack: list[int], names) -> str:
@@ -217,22 +182,17 @@ def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
     """The encoder and the merger as the converter writes them."""
     config = json.loads((folder / "hf" / "config.json").read_text())
     vision = config["vision_config"]
-    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
-    writer.add_type("mmproj")
-    writer.add_name("Tiny random projector")
-    writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(seeing.projector)
-    writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
     positions = vision.get("num_position_embeddings")
-    writer.add_vision_image_size(560 if positions is None else int(positions**0.5 * PATCH))
-    writer.add_vision_patch_size(PATCH)
-    writer.add_vision_embedding_length(vision.get("embed_dim", vision["hidden_size"]))
-    # Of Qwen2-VL it writes the width of the decoder.
-    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
-    writer.add_vision_block_count(vision["depth"])
-    writer.add_vision_head_count(vision["num_heads"])
-    writer.add_vision_image_mean(MEAN)
-    writer.add_vision_image_std(DEVIATION)
+    writer = multimodal.projector(
+        folder / "mmproj.gguf", seeing.projector, config,
+        image_size=560 if positions is None else int(positions**0.5 * PATCH),
+        hidden_size=vision.get("embed_dim", vision["hidden_size"]),
+        # Of Qwen2-VL it writes the width of the decoder.
+        intermediate_size=vision.get("intermediate_size", vision["hidden_size"]),
+        num_hidden_layers=vision["depth"], num_attention_heads=vision["num_heads"],
+    )
+    writer.add_vision_image_mean(multimodal.CLIP_MEAN)
+    writer.add_vision_image_std(multimodal.CLIP_DEVIATION)
     writer.add_vision_min_pixels(LEAST)
     writer.add_vision_max_pixels(MOST)
     writer.add_vision_attention_layernorm_eps(1e-6)
@@ -259,80 +219,51 @@ def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
 # --- expected --------------------------------------------------------------------------------
 
 
-def draw_images(random) -> list[np.ndarray]:
-    """Soft gradients with noise, so that no two patches are alike."""
-    made = []
-    for width, height in SIZES:
-        row, column = np.mgrid[0:height, 0:width] / np.array([height, width])[:, None, None]
-        slopes = random.uniform(-200, 200, (2, 3))
-        values = 128 + row[..., None] * slopes[0] + column[..., None] * slopes[1]
-        values += random.normal(0, 30, (height, width, 3))
-        made.append(np.clip(np.round(values), 0, 255).astype(np.uint8))
-    return made
-
-
-def prompt(random, images: list[int]) -> list:
-    """Text, images between their marks, and text; an image is written as `{"image": index}`."""
-    text = lambda count: [int(token) for token in random.integers(len(SPECIAL), fixture.VOCAB, count)]
-    parts = text(7)
-    for image in images:
-        parts += [BEGIN, {"image": image}, END, *text(5)]
-    return parts
-
-
-def tokens_of(parts: list, counts: list[int]) -> list[int]:
-    return [token for part in parts for token in ([PAD] * counts[part["image"]] if isinstance(part, dict) else [part])]
-
-
 @torch.no_grad()
 def expected(folder: pathlib.Path, seeing: Seeing) -> None:
     loaded = fixture.load(seeing.made, folder / "hf")
     random = np.random.default_rng(1000 + seeing.made.seed)
-    images = draw_images(random)
+    images = multimodal.draw_images(random, SIZES)
+    multimodal.save_images(folder, images)
+    multimodal.write_pixels(folder, images)
     processor = Qwen2VLImageProcessor.from_pretrained(folder / "hf")
     pixels, grids = [], []
-    for index, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"image-{index}.png")
+    for image in images:
         made = processor(Image.fromarray(image), return_tensors="pt")
         grids.append(made["image_grid_thw"])
         # In double precision, which the processor does not compute in: the same order of the same pixels.
         order = processor(Image.fromarray(image), do_normalize=False, do_rescale=False, return_tensors="pt")["pixel_values"]
         channels = order.double().reshape(len(order), 3, -1) / 255
-        normed = (channels - torch.tensor(MEAN).double()[:, None]) / torch.tensor(DEVIATION).double()[:, None]
+        normed = (channels - torch.tensor(multimodal.CLIP_MEAN).double()[:, None]) / torch.tensor(multimodal.CLIP_DEVIATION).double()[:, None]
         pixels.append(normed.reshape(len(order), -1))
         assert torch.allclose(pixels[-1], made["pixel_values"].double(), atol=1e-6)
-    # The same, decoded: red, green and blue of each pixel, row by row.
-    (folder / "images.u8").write_bytes(b"".join(image.tobytes() for image in images))
     rows = []
     for values, grid in zip(pixels, grids):
         found = loaded.model.get_image_features(values, grid, return_dict=True)
         parts = [found.pooler_output[0]] + [one[0] for one in getattr(found, "deepstack_features", [])]
-        rows.append(torch.cat(parts, dim=-1).to(torch.float32).numpy().astype("<f4"))
-    np.concatenate([one.reshape(-1) for one in rows]).tofile(folder / "features.f32")
-    counts = [len(one) for one in rows]
+        rows.append(torch.cat(parts, dim=-1))
+    multimodal.write_rows(folder / "features.f32", rows)
     cases, logits = [], []
     for which in ([0], [2, 0, 1]):
-        parts = prompt(random, which)
-        tokens = torch.tensor([tokens_of(parts, counts)])
-        found = loaded(
+        parts = multimodal.prompt(random, VOCABULARY, [[BEGIN, {"image": image}, END] for image in which])
+        tokens = torch.tensor([multimodal.tokens_of(parts, PAD, lambda image: len(rows[image]))])
+        logits.append(loaded(
             input_ids=tokens, pixel_values=torch.cat([pixels[image] for image in which]),
             image_grid_thw=torch.cat([grids[image] for image in which]), mm_token_type_ids=(tokens == PAD).int(), use_cache=False,
-        ).logits[0]
-        logits.append(found.to(torch.float32).numpy().astype("<f4"))
+        ).logits[0])
         cases.append({"parts": parts})
-    np.concatenate(logits).tofile(folder / "logits.f32")
-    about = {"vocab": fixture.VOCAB, "width": loaded.config.text_config.hidden_size, "deepstack": seeing.deepstack,
-             "images": [{"size": size, "grid": [grid[0, 1].item() // MERGE, grid[0, 2].item() // MERGE]}
-                        for size, grid in zip(SIZES, grids)],
-             "cases": cases}
-    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+    multimodal.write_rows(folder / "logits.f32", logits)
+    about = [{"size": size, "grid": [grid[0, 1].item() // MERGE, grid[0, 2].item() // MERGE]} for size, grid in zip(SIZES, grids)]
+    multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases, deepstack=seeing.deepstack)
 
 
 @fixture.in_double()
 def make_one(folder: pathlib.Path, seeing: Seeing) -> None:
     torch.manual_seed(0)
-    write_hf(folder / "hf", fixture.draw(seeing.made))
-    write_text(seeing.made, folder)
+    multimodal.write_hf(folder / "hf", seeing.made, VOCABULARY, PREPROCESSOR)
+    if "moe" in seeing.made.config.model_type.split("_"):
+        turn_experts(folder / "hf" / "model.safetensors")
+    multimodal.write_text(folder, seeing.made, VOCABULARY)
     write_projector(seeing, folder)
     expected(folder, seeing)
 

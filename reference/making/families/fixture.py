@@ -247,9 +247,9 @@ def gguf_tensors(fixture: Fixture, folder: pathlib.Path, layers: int) -> Tensors
 
 def text_name(name: str) -> str | None:
     """A tensor's name without the multimodal wrapper's prefix; None if it is not of the text model."""
-    if any(part in name for part in ("visual.", "vision_", "projector")):
+    if any(part in name for part in ("visual.", "vision_", "projector", "connector")):
         return None
-    name = name.replace("language_model.", "").replace("model.model.", "model.")
+    name = name.replace("language_model.", "").replace("text_model.", "").replace("model.model.", "model.")
     return name if name.endswith((".weight", ".bias")) else name + ".weight"
 
 
