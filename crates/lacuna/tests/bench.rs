@@ -456,8 +456,9 @@ fn guesses_are_all_right_where_replies_have_no_choice() {
         [&alone["fixture"], &among["fixture"]],
         ["1 of 1", "1 of 200"]
     );
+    // How many are worth it is up to the clock.
     let guessed = number(alone, "/draft_tokens");
-    assert!(guessed > 20.0, "{alone}");
+    assert!(guessed > 0.0, "{alone}");
     assert_eq!(number(alone, "/accepted_tokens"), guessed);
     assert_eq!(number(among, "/tokens"), 40.0);
     let refused = of("1000000");
