@@ -10,6 +10,7 @@ could not use.
 import base64
 import importlib.util
 import json
+import os
 import re
 import sys
 import tempfile
@@ -216,6 +217,8 @@ def converse(page, others):
             continue
         drawn = sum(page.sessions())
         until("the sessions' pages grow", lambda: sum(page.sessions()) > drawn)
+        if os.environ.get("LACUNA_TEST_DEVICE"):
+            return None  # There memory is committed by heaps, and what a session takes lies in one that is there.
         return until("more memory is committed", lambda: page.committed() > committed)
     raise AssertionError("every reply ended before the map had shown its session")
 
