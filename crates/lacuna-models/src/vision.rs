@@ -107,11 +107,7 @@ impl ImageShape {
     /// Tokens of the largest picture, in as many rows as any has.
     #[must_use]
     pub const fn most_grid(&self) -> Grid {
-        let rows = self.rows.most_rows(&self.patches);
-        Grid {
-            rows,
-            columns: self.most_tokens() / rows,
-        }
+        self.rows.most_grid(&self.patches)
     }
 
     /// The batch of one image of these patches, for the plan of an arena.

@@ -264,7 +264,13 @@ impl Patches {
             });
         }
         // Whatever is said goes before what is not.
-        let most_pixels = most.unwrap_or_else(|| most_pixels.max(least.unwrap_or(0)));
+        let own = most_pixels.max(least.unwrap_or(0));
+        let most_pixels = match (most, longest_edge) {
+            (None, _) => own,
+            // None is larger than one with both sides as long as may be, and nothing is planned for that.
+            (Some(most), Some(_)) if own == most_pixels => most.min(own),
+            (Some(most), _) => most,
+        };
         Ok(Self {
             size: ImageSize::Own {
                 square,
@@ -504,20 +510,36 @@ impl ImageRows {
         self.width * self.parts()
     }
 
-    /// How many rows of tokens a picture has at most, where its longer side is bounded, or its shape is given; else one,
-    /// as many as its shape leaves open.
+    /// Tokens of the largest picture, in as many rows as any has, where its longer side is bounded, or its shape is given;
+    /// else in one, as its shape leaves open how many there are.
     #[must_use]
-    pub const fn most_rows(&self, patches: &Patches) -> usize {
+    pub const fn most_grid(&self, patches: &Patches) -> Grid {
         let most = self.most(patches);
-        let side = match patches.size {
+        let rows = match patches.size {
             ImageSize::Own {
                 longest_edge: Some(longest),
+                least_pixels,
                 ..
-            } => longest.div_ceil(patches.pixels * self.merged),
+            } => {
+                let side = patches.pixels * self.merged;
+                let (longest, least) = (longest.div_ceil(side), least_pixels.div_ceil(side * side));
+                // One that is made larger keeps its shape: at most as long as `longest` for a width of one.
+                let enlarged = (least * longest - 1).isqrt() + 1;
+                if longest > enlarged {
+                    longest
+                } else {
+                    enlarged
+                }
+            }
             ImageSize::Square { .. } | ImageSize::Tiles(_) => most.isqrt(),
             ImageSize::Own { .. } => 1,
         };
-        if side < most { side } else { most }
+        let rows = if rows < most { rows } else { most };
+        Grid {
+            rows,
+            // Those of another shape with fewer rows may fill them all.
+            columns: most.div_ceil(rows),
+        }
     }
 
     /// Most of any image.
@@ -727,6 +749,54 @@ mod tests {
             least: None,
         };
         assert!(one.within(said, 2).is_err());
+    }
+
+    #[test]
+    fn no_image_has_more_tokens_and_rows_than_the_largest() {
+        let sides = [1usize, 28, 29, 100, 280, 999, 1540, 5000];
+        for bounds in [
+            [0, 0],
+            [0, 1],
+            [0, 60],
+            [0, 100],
+            [0, 9000],
+            [500, 0],
+            [5000, 6000],
+        ] {
+            let [least, most] = bounds.map(NonZeroUsize::new);
+            let bounds = ImageTokenBounds { least, most };
+            let patches = Patches {
+                size: ImageSize::Own {
+                    square: 2,
+                    least_pixels: 1,
+                    most_pixels: 1540 * 1540,
+                    longest_edge: Some(1540),
+                },
+                ..QWEN
+            };
+            let patches = patches.within(bounds, 2).expect("a size of its own");
+            let rows = ImageRows {
+                merged: 2,
+                merge: Merge::Apart {
+                    reduced: Some(1e-5),
+                },
+                width: 8,
+                deepstack: [None; ImageRows::MOST_DEEPSTACK],
+            };
+            let largest = rows.most_grid(&patches);
+            for size in sides.iter().flat_map(|&width| sides.map(|it| [width, it])) {
+                let fitted = patches.fit(size).expect("of any shape");
+                let tokens = patches.grid(fitted).merged(2);
+                assert!(patches.takes(patches.grid(fitted)), "{size:?}");
+                assert!(tokens.rows <= largest.rows, "{bounds:?} {size:?}");
+                assert!(tokens.count() <= largest.count(), "{bounds:?} {size:?}");
+            }
+            // No more is planned for than any image has.
+            let held = most.map_or(3025, |most| most.get().min(3025));
+            if least.is_none() {
+                assert_eq!(patches.most(), held * 4, "{bounds:?}");
+            }
+        }
     }
 
     #[test]
