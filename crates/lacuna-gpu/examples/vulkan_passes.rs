@@ -47,10 +47,10 @@ fn main() -> Result<()> {
         weights as f64 / 1e9,
         begin.elapsed().as_secs_f64()
     );
-    let layers = NonZeroUsize::new(model.spec().layers.len()).ok_or("no layers")?;
+    // All layers in one buffer, as a device has them unless told otherwise, and a buffer each.
     let policies = [
         KvPolicy::default(),
-        KvPolicy::Sparse(Layout::Interleaved(layers)),
+        KvPolicy::Sparse(Layout::Interleaved(NonZeroUsize::MIN)),
     ];
     for policy in policies {
         let cache = device.kv_cache(geometry.clone(), policy)?;
@@ -104,10 +104,12 @@ fn main() -> Result<()> {
         println!("\n{what}: {:.3} ms", took.as_secs_f64() * 1e3);
         for kernel in executor.kernel_times()? {
             println!(
-                "  {:<16}{:>6} times {:>10.3} ms",
+                "  {:<16}{:>6} times {:>10.3} ms {:>8.1} us each, {:?} workgroups",
                 kernel.kernel,
                 kernel.dispatches,
-                kernel.time.as_secs_f64() * 1e3
+                kernel.time.as_secs_f64() * 1e3,
+                kernel.time.as_secs_f64() * 1e6 / kernel.dispatches.max(1) as f64,
+                kernel.groups
             );
         }
     }
