@@ -15,6 +15,7 @@
 //! a soft cap before the weights, a sink after the last partition.
 
 mod ahead;
+mod columns;
 mod elements;
 mod integers;
 mod mask;
@@ -28,6 +29,7 @@ mod values;
 
 use std::ops::Range;
 
+use crate::element::ElementType;
 use crate::grid::{Block, Grid};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::threads::Pool;
@@ -60,6 +62,10 @@ const QUERIES: usize = 256;
 
 /// ... and most chunks that they have.
 const QUERY_CHUNKS: usize = QUERIES * 8;
+
+/// The same where they are many and columns: more, because less is kept of each, and each task copies its rows.
+const COLUMNS: usize = 2 * QUERIES;
+const COLUMN_CHUNKS: usize = 2 * QUERY_CHUNKS;
 
 /// Tasks per thread that let threads finish together.
 const TASKS_PER_THREAD: usize = 4;
@@ -163,6 +169,11 @@ impl AttentionShape {
         self.head_dim.div_ceil(LANES)
     }
 
+    /// Elements in the last of these.
+    fn key_tail(&self) -> usize {
+        self.head_dim - (self.key_chunks() - 1) * LANES
+    }
+
     /// The same of V and of the result.
     fn value_chunks(&self) -> usize {
         self.value_dim.div_ceil(LANES)
@@ -176,6 +187,11 @@ impl AttentionShape {
     /// Queries, of one or more tokens and heads, that a task can hold.
     fn most_queries(&self) -> usize {
         QUERIES.min(QUERY_CHUNKS / self.key_chunks().max(self.value_chunks()))
+    }
+
+    /// The same of columns, which are queries of one part.
+    fn most_columns(&self) -> usize {
+        COLUMNS.min(COLUMN_CHUNKS / self.key_chunks().max(self.value_chunks()))
     }
 
     /// Tokens up to which rows may be split between tasks: those whose queries a task holds, but always
@@ -194,7 +210,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     pub(crate) fn new() -> Self {
-        let states = || vec![Chunk::ZERO; QUERY_CHUNKS + QUERIES].into_boxed_slice();
+        let states = || vec![Chunk::ZERO; COLUMN_CHUNKS + COLUMNS].into_boxed_slice();
         Self {
             pass: partition::Buffers::new(),
             partial: states(),
@@ -386,7 +402,11 @@ impl Attention<'_> {
     /// Tokens whose queries of one part a task holds: many, because each task converts K and V,
     /// but few enough that there is work for all threads.
     fn tokens_per_task(&self, threads: usize) -> usize {
-        let most = self.shape.most_queries() / self.part;
+        let most = match self.k.layout().element {
+            ElementType::Q8_0 => self.shape.most_queries(),
+            _ => self.shape.most_columns(),
+        };
+        let most = most / self.part;
         let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.parts());
         let pieces = self.tokens().div_ceil(most).max(wanted.min(self.tokens()));
         self.tokens().div_ceil(pieces)

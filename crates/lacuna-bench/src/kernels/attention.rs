@@ -1,6 +1,6 @@
-//! Causal attention of one layer over as many caches as memory is to be gone through.
+//! Attention of one layer over as many caches as memory is to be gone through.
 
-use lacuna_kernels::{AttentionShape, Cpu, ElementType, RowLayout, Run, View};
+use lacuna_kernels::{AttentionShape, Cpu, ElementType, Mask, RowLayout, Run, View};
 
 use super::cases::{Attention, MOST_DECODED};
 use super::measure::{Bench, Limit, Measured, Work};
@@ -12,6 +12,12 @@ pub(super) const GROUPED: AttentionShape = AttentionShape::causal(16, 8, 128, 0.
 pub(super) const LATENT: AttentionShape = AttentionShape {
     value_dim: 512,
     ..AttentionShape::causal(16, 1, 576, 0.072_168_78)
+};
+
+/// SigLIP So400m, the encoder of images of Gemma 3.
+pub(super) const ENCODER: AttentionShape = AttentionShape {
+    mask: Mask::Full,
+    ..AttentionShape::causal(16, 16, 72, 0.117_851_13)
 };
 
 pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
@@ -33,8 +39,11 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let mut out = vec![0.0; heads * shape.value_dim];
     let split = tokens.min(MOST_DECODED);
     let mut scratch = vec![0.0; Cpu::attention_scratch_len(split, depth, &shape)];
-    // Query `i` sees `depth - tokens + 1 + i` rows, of K and of V.
-    let seen = tokens * (depth - tokens) + tokens * (tokens + 1) / 2;
+    let seen = match shape.mask {
+        Mask::Full => tokens * depth,
+        // Query `i` sees `depth - tokens + 1 + i` rows, of K and of V.
+        _ => tokens * (depth - tokens) + tokens * (tokens + 1) / 2,
+    };
     let work = Work {
         bytes: sides * side,
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),

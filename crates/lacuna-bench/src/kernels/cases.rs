@@ -4,9 +4,9 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use lacuna_kernels::{AttentionShape, DType, ElementType};
+use lacuna_kernels::{AttentionShape, DType, ElementType, Mask};
 
-use super::attention::{GROUPED, LATENT};
+use super::attention::{ENCODER, GROUPED, LATENT};
 use super::{KernelKind, Measured, Row};
 use crate::arguments::BenchKernelsArgs;
 use lacuna_cli::output::Usage;
@@ -81,6 +81,11 @@ pub(super) fn cases(args: &BenchKernelsArgs) -> Result<Vec<Case>> {
                     cases.extend(attentions(args, shape, element).map(Case::Attention));
                 }
             }
+            KernelKind::EncoderAttention => {
+                if named(ElementType::F32.name()) {
+                    cases.extend(encoder_attentions(args).map(Case::Attention));
+                }
+            }
             _ if !args.types.is_empty() => {}
             KernelKind::Barrier => cases.push(Case::Barrier),
             KernelKind::RmsNorm | KernelKind::Rope | KernelKind::SiluMul | KernelKind::Quantize => {
@@ -124,11 +129,25 @@ fn attentions(
     all.filter(|case| case.depth <= DEEPEST_PROMPT || case.tokens <= MOST_DECODED)
 }
 
+/// All tokens that there are at once, in f32: their rows are those of one pass.
+fn encoder_attentions(args: &BenchKernelsArgs) -> impl Iterator<Item = Attention> {
+    let depths = args.depths.iter().map(|depth| depth.get());
+    depths
+        .filter(|depth| *depth <= DEEPEST_PROMPT)
+        .map(|depth| Attention {
+            shape: ENCODER,
+            element: ElementType::F32,
+            depth,
+            tokens: depth,
+        })
+}
+
 impl Attention {
     fn kind(&self) -> KernelKind {
-        match self.shape == LATENT {
-            true => KernelKind::LatentAttention,
-            false => KernelKind::Attention,
+        match self.shape.mask {
+            Mask::Full => KernelKind::EncoderAttention,
+            _ if self.shape == LATENT => KernelKind::LatentAttention,
+            _ => KernelKind::Attention,
         }
     }
 }

@@ -22,6 +22,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Elementwise) -> Measured {
         KernelKind::Matmul
         | KernelKind::Attention
         | KernelKind::LatentAttention
+        | KernelKind::EncoderAttention
         | KernelKind::Barrier => {
             unreachable!("{} is no elementwise kernel", case.kind.name())
         }

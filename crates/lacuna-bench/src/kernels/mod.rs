@@ -34,6 +34,8 @@ pub(crate) enum KernelKind {
     Attention,
     /// The same over latent rows, whose values are part of keys
     LatentAttention,
+    /// Attention of all tokens to all, in both directions: encoders of images
+    EncoderAttention,
     /// Root mean square norms
     RmsNorm,
     /// Rotary embeddings

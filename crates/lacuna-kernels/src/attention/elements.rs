@@ -1,5 +1,6 @@
 //! How elements are stored, two chunks at a time.
 
+use crate::element::ElementType;
 use crate::simd::{LANES, Simd, padded};
 
 /// Thirty-two elements, which may be stored as integers in units of their own.
@@ -120,3 +121,8 @@ macro_rules! with_element {
     };
 }
 pub(super) use with_element;
+
+/// Whether elements are stored in units.
+pub(super) fn has_units(element: ElementType) -> bool {
+    with_element!(element, |E| E::UNIT.is_some())
+}

@@ -8,13 +8,15 @@
 
 use super::ahead::Ahead;
 use super::rows::BlockRows;
-use super::scores::HALVES;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
-use super::{PARTITION, PARTITION_CHUNKS};
+use super::{BLOCK_ROWS, PARTITION, PARTITION_CHUNKS};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
+
+/// Vectors of keys per block of rows.
+pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
 
 /// Thirty-two elements of one query.
 pub(super) type QueryBlock = ActivationBlock<1>;

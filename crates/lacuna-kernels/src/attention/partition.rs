@@ -4,16 +4,19 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::ahead::Ahead;
-use super::elements::{Pair, with_element};
-use super::integers::{IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
-use super::rows::{BlockRows, Convert};
-use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
+use super::columns::{self, MOST_QUERIES, PackColumns, Seen, Tile, packed_len, tile_queries};
+use super::elements::{Pair, has_units, with_element};
+use super::integers::{
+    HALVES, IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock,
+};
+use super::rows::{BlockRows, Convert, Copy};
+use super::scores;
 use super::softmax::{Cap, Chunk, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
-    Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
-    QUERY_CHUNKS, TOKENS_AHEAD, Task,
+    Attention, AttentionShape, BLOCK_ROWS, COLUMN_CHUNKS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS,
+    QUERIES, QUERY_CHUNKS, TOKENS_AHEAD, Task,
 };
 use crate::element::ElementType;
 use crate::elementwise::activation::SoftCap;
@@ -27,7 +30,7 @@ pub(super) const MANY: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Method {
     Rows,
-    Tiles,
+    Columns,
     IntegerRows,
     Integers,
 }
@@ -45,18 +48,24 @@ fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
 
 /// What one worker needs to go through a partition.
 pub(super) struct Buffers {
-    /// `[queries, chunks]`, in the order part, token, query head of the part.
+    /// `[queries, chunks]`, in the order part, token, query head of the part; not of those in columns.
     queries: Box<[Chunk]>,
-    /// The same in tiles of each part.
-    tiles: Box<[f32]>,
-    /// The same in integers.
+    /// Those of one part, packed in tiles ...
+    columns: Box<[Chunk]>,
+    /// ... and which part that is.
+    packed: Option<usize>,
+    /// All in integers.
     integers: Box<[QueryBlock]>,
     /// One pair of chunks of a head's values.
     values: Box<[[Chunk; 2]; PANEL_ROWS]>,
     /// ... and their units.
     units: Box<[u16; PANEL_ROWS]>,
-    /// One head of a block's keys.
-    keys: Box<[Chunk]>,
+    /// One head of a partition's keys and values, in f32.
+    copies: [Copied; 2],
+    /// What the units of those values are worth.
+    copied_units: Box<[[f32; PARTITION]]>,
+    /// Sums of one tile, `[elements, vectors]`.
+    sums: Box<[Chunk]>,
     key_blocks: Box<[KeyBlock]>,
     copy: Box<[u8]>,
     /// `[queries, PARTITION_CHUNKS]`: scores, then weights.
@@ -67,16 +76,19 @@ impl Buffers {
     pub(super) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
-        // Even a part of one query takes a whole tile.
-        let tiles = TILE * QUERY_CHUNKS * LANES;
+        // The last vector may not be full.
+        let columns = COLUMN_CHUNKS + (LANES - 1) * CHUNKS;
         let copy = LANES * ElementType::F32.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
             queries: chunks(QUERY_CHUNKS),
-            tiles: vec![0.0; tiles].into_boxed_slice(),
+            columns: chunks(columns),
+            packed: None,
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
             values: Box::new([[Chunk::ZERO; 2]; _]),
             units: Box::new([0; _]),
-            keys: chunks(BLOCK_ROWS * CHUNKS),
+            copies: [Copied::new(), Copied::new()],
+            copied_units: vec![[0.0; PARTITION]; CHUNKS / 2].into_boxed_slice(),
+            sums: chunks(AttentionShape::MAX_HEAD_DIM * MOST_QUERIES / LANES),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
             scores: chunks(QUERIES * PARTITION_CHUNKS),
@@ -86,24 +98,63 @@ impl Buffers {
     pub(super) fn bytes(&self) -> usize {
         let Self {
             queries,
-            tiles,
+            columns,
+            packed: _,
             integers,
             values,
             units,
-            keys,
+            copies,
+            copied_units,
+            sums,
             key_blocks,
             copy,
             scores,
         } = self;
         size_of_val(&**queries)
-            + size_of_val(&**tiles)
+            + size_of_val(&**columns)
             + size_of_val(&**integers)
             + size_of_val(&**values)
             + size_of_val(&**units)
-            + size_of_val(&**keys)
+            + copies.iter().map(Copied::bytes).sum::<usize>()
+            + size_of_val(&**copied_units)
+            + size_of_val(&**sums)
             + size_of_val(&**key_blocks)
             + size_of_val(&**copy)
             + size_of_val(&**scores)
+    }
+}
+
+/// Room for the longest rows of a partition. Memory that shorter ones do not reach is never touched, so the system
+/// does not give it.
+struct Copied {
+    elements: Vec<f32>,
+    /// Where they are aligned as chunks.
+    start: usize,
+}
+
+impl Copied {
+    const LEN: usize = PARTITION * AttentionShape::MAX_HEAD_DIM;
+
+    fn new() -> Self {
+        let elements = vec![0.0; Self::LEN + LANES - 1];
+        // If that cannot be told, rows lie across cache lines, which is slower and no more.
+        let start = elements.as_ptr().align_offset(align_of::<Chunk>());
+        Self {
+            elements,
+            start: start.min(LANES - 1),
+        }
+    }
+
+    fn rows(&self) -> &[[f32; LANES]] {
+        self.elements[self.start..].as_chunks().0
+    }
+
+    fn rows_mut(&mut self) -> &mut [[f32; LANES]] {
+        self.elements[self.start..].as_chunks_mut().0
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.elements)
     }
 }
 
@@ -134,7 +185,7 @@ impl<'a> Loaded<'a> {
         let integers = attention.k.layout().element == ElementType::Q8_0;
         let method = match is_many(attention, &task) {
             false if !integers => Method::Rows,
-            true if !integers => Method::Tiles,
+            true if !integers => Method::Columns,
             false => Method::IntegerRows,
             true => Method::Integers,
         };
@@ -144,11 +195,14 @@ impl<'a> Loaded<'a> {
             method,
             buffers,
         };
-        loaded.load(s);
         match method {
-            Method::Rows => {}
-            Method::Tiles => loaded.pack(s),
-            Method::IntegerRows | Method::Integers => loaded.quantize(s),
+            Method::Rows => loaded.load(s),
+            // One part after the other, in each partition.
+            Method::Columns => loaded.buffers.packed = None,
+            Method::IntegerRows | Method::Integers => {
+                loaded.load(s);
+                loaded.quantize(s);
+            }
         }
         loaded
     }
@@ -180,18 +234,27 @@ impl<'a> Loaded<'a> {
         }
     }
 
+    /// Packs the queries of a part, if they are not packed already.
     #[inline(always)]
-    fn pack<S: Simd>(&mut self, s: S) {
-        let (chunks, queries) = (self.attention.shape.key_chunks(), self.part_queries());
-        let parts = self.buffers.queries.chunks_exact(queries * chunks);
-        let tiles = self.buffers.tiles.chunks_exact_mut(self.part_tiles::<S>());
-        for (queries, tiles) in parts.zip(tiles).take(self.task.parts) {
-            s.vectorize(PackQueries {
-                queries,
-                chunks,
-                out: tiles,
-            });
+    fn pack<S: Simd>(&mut self, s: S, part: usize) {
+        if self.buffers.packed == Some(part) {
+            return;
         }
+        let (attention, task) = (self.attention, self.task);
+        let (shape, group) = (attention.shape, attention.part);
+        let (chunks, count) = (shape.key_chunks(), self.part_queries());
+        s.vectorize(PackColumns {
+            query: |query| {
+                let token = task.first_token + query / group;
+                let head = token * shape.query_heads + part * group + query % group;
+                &attention.q[head * shape.head_dim..][..shape.head_dim]
+            },
+            count,
+            scale: shape.scale,
+            chunks,
+            out: &mut self.buffers.columns[..packed_len(count, chunks)],
+        });
+        self.buffers.packed = Some(part);
     }
 
     #[inline(always)]
@@ -206,12 +269,6 @@ impl<'a> Loaded<'a> {
     /// Queries of one part.
     fn part_queries(&self) -> usize {
         self.task.tokens * self.attention.part
-    }
-
-    /// Elements of the tiles of one part.
-    fn part_tiles<S: Simd>(&self) -> usize {
-        let tile = tile_len(S::REGISTERS);
-        self.part_queries().next_multiple_of(tile) * self.attention.shape.key_chunks() * LANES
     }
 
     pub(super) fn queries(&self) -> usize {
@@ -251,12 +308,14 @@ impl Kernel for Partition<'_, '_> {
         let seen = attention.sight(task.first_token).of_tokens(task.tokens);
         let rows = seen.start.max(start)..seen.end.min(start + PARTITION);
         self.states.fill(Chunk::ZERO);
+        if self.loaded.method == Method::Columns {
+            return self.columns(s, &rows);
+        }
         self.scores(s, &rows);
         self.soften(s);
-        if is_many(attention, &task) {
-            self.copied_values(s, &rows);
-        } else {
-            self.stored_values(s, &rows);
+        match self.loaded.method {
+            Method::Integers => self.copied_values(s, &rows),
+            _ => self.stored_values(s, &rows),
         }
     }
 }
@@ -313,7 +372,8 @@ impl<'b> Partition<'_, 'b> {
         match self.loaded.method {
             Method::Rows => return self.stored_scores(s, rows),
             Method::IntegerRows => return self.stored_integer_scores(s, rows),
-            Method::Tiles | Method::Integers => {}
+            Method::Integers => {}
+            Method::Columns => unreachable!("scores, weights and values are one step there"),
         }
         for (start, needed) in blocks(rows, BLOCK_ROWS) {
             for part in self.loaded.parts() {
@@ -324,12 +384,112 @@ impl<'b> Partition<'_, 'b> {
                     start,
                     rows: needed.clone(),
                 };
-                match self.loaded.method {
-                    Method::Integers => self.integer_scores(s, part, &block, &mut ahead),
-                    _ => self.tiled_scores(s, part, &block, &mut ahead),
-                }
+                self.integer_scores(s, part, &block, &mut ahead);
             }
         }
+    }
+
+    /// All of a partition, one tile of queries after the other.
+    #[inline(always)]
+    fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let shape = attention.shape;
+        let start = self.index * PARTITION;
+        let sight = attention.sight(task.first_token);
+        let (count, chunks) = (self.loaded.part_queries(), shape.key_chunks());
+        for part in self.loaded.parts() {
+            self.loaded.pack(s, part);
+            self.copy(s, part, rows);
+            let seeing = self.seeing(part, start..start + PARTITION);
+            let first = (part - task.first_part) * count;
+            let seeing = seeing.start - first..seeing.end - first;
+            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let len = tile_queries(S::REGISTERS);
+            let buffers = &mut *self.loaded.buffers;
+            let per_query = shape.state_chunks();
+            let states = self.states[first * per_query..].chunks_mut(len * per_query);
+            let tiles = buffers.columns[..packed_len(count, chunks)].chunks(len * chunks);
+            for (tile, (queries, states)) in tiles.zip(states).enumerate() {
+                let queries_of_tile = tile * len..count.min((tile + 1) * len);
+                if queries_of_tile.end <= seeing.start || seeing.end <= queries_of_tile.start {
+                    continue;
+                }
+                let visible = |query: usize| {
+                    let token = (queries_of_tile.start + query) / attention.part;
+                    sight.within(token, start, PARTITION)
+                };
+                let Some(seen) = Seen::new(queries_of_tile.len(), visible) else {
+                    continue;
+                };
+                s.vectorize(Tile {
+                    queries,
+                    keys: columns::Rows {
+                        elements: buffers.copies[0].rows(),
+                        chunks,
+                    },
+                    tail: shape.key_tail(),
+                    values: columns::Values {
+                        rows: columns::Rows {
+                            elements: buffers.copies[1].rows(),
+                            chunks: shape.value_chunks(),
+                        },
+                        dim: shape.value_dim,
+                        units: match has_units(attention.v.layout().element) {
+                            true => &buffers.copied_units,
+                            false => &[],
+                        },
+                    },
+                    seen: &seen,
+                    cap: shape.soft_cap.map(SoftCap),
+                    scores: &mut buffers.scores,
+                    sums: &mut buffers.sums,
+                    states: &mut states[..queries_of_tile.len() * per_query],
+                    ahead: &mut ahead,
+                });
+            }
+        }
+    }
+
+    /// Copies the keys and values that a part needs.
+    #[inline(always)]
+    fn copy<S: Simd>(&mut self, s: S, part: usize, rows: &Range<usize>) {
+        let shape = self.loaded.attention.shape;
+        let start = self.index * PARTITION;
+        let heads = self.loaded.heads();
+        for (side, chunks) in [
+            (Side::Keys, shape.key_chunks()),
+            (Side::Values, shape.value_chunks()),
+        ] {
+            let (view, head) = (self.view(side), self.loaded.attention.kv_head(part));
+            // Values are fetched while keys are copied.
+            let mut ahead = match side {
+                Side::Keys => Ahead::share(self.view(Side::Values), rows.clone(), &heads, head),
+                Side::Values => Ahead::share(view, rows.end..rows.end, &heads, head),
+            };
+            let buffers = &mut *self.loaded.buffers;
+            let units = matches!(side, Side::Values) && has_units(view.layout().element);
+            s.vectorize(Copy {
+                block: &BlockRows {
+                    view,
+                    head,
+                    start,
+                    rows: rows.clone(),
+                },
+                chunks,
+                out: buffers.copies[side as usize].rows_mut(),
+                units: units.then_some(&mut *buffers.copied_units),
+                ahead: &mut ahead,
+            });
+        }
+    }
+
+    /// The rows of the partition that this worker probably goes on with.
+    fn behind(&self, side: Side, part: usize) -> Ahead<'b> {
+        let rows = self.next * PARTITION..(self.next + 1) * PARTITION;
+        let head = self.loaded.attention.kv_head(part);
+        Ahead::share(self.view(side), rows, &self.loaded.heads(), head)
     }
 
     /// Where this worker goes on behind `rows`.
@@ -392,41 +552,6 @@ impl<'b> Partition<'_, 'b> {
         let chunk = start % PARTITION / LANES;
         let place = |query: usize| query * PARTITION_CHUNKS + chunk;
         place(queries.start)..place(queries.end).saturating_sub(PARTITION_CHUNKS - HALVES)
-    }
-
-    #[inline(always)]
-    fn tiled_scores<S: Simd>(
-        &mut self,
-        s: S,
-        part: usize,
-        block: &BlockRows<'_>,
-        ahead: &mut Ahead<'_>,
-    ) {
-        let chunks = self.loaded.attention.shape.key_chunks();
-        let seeing = self.seeing(part, block.start..block.start + BLOCK_ROWS);
-        let (queries, tiles) = (self.loaded.part_queries(), self.loaded.part_tiles::<S>());
-        let index = part - self.loaded.task.first_part;
-        let first = index * queries;
-        let buffers = &mut *self.loaded.buffers;
-        s.vectorize(PackKeys {
-            block,
-            chunks,
-            out: &mut buffers.keys,
-            ahead,
-        });
-        let len = tile_len(S::REGISTERS);
-        let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(len * chunks * LANES);
-        let needed = (seeing.start - first) / len..(seeing.end - first).div_ceil(len);
-        for (tile, packed) in tiles.enumerate().take(needed.end).skip(needed.start) {
-            let tile = first + tile * len..first + queries.min((tile + 1) * len);
-            ahead.fetch::<S, 8>(s);
-            s.vectorize(Tiles {
-                keys: &buffers.keys,
-                queries: packed,
-                scores: &mut buffers.scores[Self::scores_at(&tile, block.start)],
-                halves: block.halves(),
-            });
-        }
     }
 
     #[inline(always)]

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::slice::Chunks;
 
+use half::f16;
+
+use super::PARTITION;
 use super::ahead::Ahead;
 use super::elements::{Pair, with_element};
 use super::softmax::Chunk;
@@ -33,12 +36,6 @@ impl<'a> BlockRows<'a> {
     fn needed(&self, half: usize) -> Range<usize> {
         let first = self.start + half * LANES;
         self.rows.start.max(first)..self.rows.end.min(first + LANES)
-    }
-
-    /// Which sixteens of its rows have one that is needed.
-    pub(super) fn halves(&self) -> Range<usize> {
-        let half = |row: usize| row.saturating_sub(self.start) / LANES;
-        half(self.rows.start)..half(self.rows.end - 1) + 1
     }
 
     /// Sixteen rows of the block, if any of them is needed; for those that are not the nearest one
@@ -127,6 +124,56 @@ impl Convert<'_, '_> {
                 let [first, second] = E::in_units(s, &stored);
                 s.store(first, &mut out[0].0);
                 s.store(second, &mut out[1].0);
+            }
+            rows.start += count;
+        }
+    }
+}
+
+/// Copies rows as f32, in whole chunks with zeros behind the last element.
+pub(super) struct Copy<'a, 'b> {
+    pub(super) block: &'a BlockRows<'a>,
+    pub(super) chunks: usize,
+    /// `[rows of the block, chunks]`.
+    pub(super) out: &'a mut [[f32; LANES]],
+    /// What the units of pairs are worth, `[pairs, rows of the block]`, if elements are left in theirs.
+    pub(super) units: Option<&'a mut [[f32; PARTITION]]>,
+    pub(super) ahead: &'a mut Ahead<'b>,
+}
+
+impl Kernel for Copy<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_element!(self.block.view.layout().element, |E| self.copy::<S, E>(s));
+    }
+}
+
+impl Copy<'_, '_> {
+    #[inline(always)]
+    fn copy<S: Simd, E: Pair>(mut self, s: S) {
+        let bytes = self.block.view.layout().head_bytes();
+        let mut rows = self.block.rows.clone();
+        while !rows.is_empty() {
+            let (count, heads) = self.block.run(&rows);
+            let first = rows.start - self.block.start;
+            let out = self.out[first * self.chunks..].chunks_exact_mut(self.chunks);
+            for (row, (head, out)) in heads.zip(out).take(count).enumerate() {
+                for (pair, out) in out.chunks_mut(2).enumerate() {
+                    self.ahead.fetch::<S, 2>(s);
+                    let stored = stored::<E>(&head[..bytes], pair);
+                    let elements = match &mut self.units {
+                        Some(units) => {
+                            units[pair][first + row] = f16::from_bits(E::unit(&stored)).to_f32();
+                            E::in_units(s, &stored)
+                        }
+                        None => E::load(s, &stored),
+                    };
+                    for (elements, out) in elements.into_iter().zip(out) {
+                        s.store(elements, out);
+                    }
+                }
             }
             rows.start += count;
         }
