@@ -19,7 +19,7 @@ use crate::text_encoder::{Pair, TextEncoder};
 pub struct EmbedderConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights are computed. Default: in f32.
+    /// How products with F32, F16 and BF16 weights, and those of attention, are computed. Default: in f32.
     pub matmul_precision: MatmulPrecision,
     /// Tokens computed in one pass at most, and what activation memory is for. More is faster with many
     /// short texts. A text that has more is computed alone, in memory that is taken for it and given back.

@@ -38,7 +38,7 @@ use crate::transcript::{Outcome, Transcript};
 pub struct EngineConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights are computed. Default: in f32.
+    /// How products with F32, F16 and BF16 weights, and those of attention, are computed. Default: in f32.
     pub matmul_precision: MatmulPrecision,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
@@ -347,7 +347,7 @@ impl EngineConfig {
             (self.neurons.is_some(), "neurons that are read one by one"),
             (
                 self.matmul_precision != MatmulPrecision::F32,
-                "products of rounded weights",
+                "products of rounded numbers",
             ),
             (self.draft.is_some(), "a draft model"),
             (

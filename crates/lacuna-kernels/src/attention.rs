@@ -3,7 +3,8 @@
 //! Rows are cut in partitions of 256 at fixed positions (row 0, 256, ..). Within a partition a query
 //! takes three steps: scores for the rows it sees, weights relative to the largest score, and the sum
 //! of values times weights, row by row. The partitions of a query are then merged in order. All is in
-//! f32, but for the scores of q8_0 keys, which are sums of exact integers. So the result of a query
+//! f32, but for the scores of q8_0 keys, which are sums of exact integers, and where products are asked for that
+//! round what is multiplied to bf16. So the result of a query
 //! depends on the query and the rows it sees: not on the tokens beside it, on how its rows lie in
 //! memory, or on how the work is split over threads.
 //!
@@ -15,6 +16,7 @@
 //! a soft cap before the weights, a sink after the last partition.
 
 mod ahead;
+mod arithmetic;
 mod columns;
 mod elements;
 mod integers;
@@ -31,7 +33,7 @@ use std::ops::Range;
 
 use crate::element::ElementType;
 use crate::grid::{Block, Grid};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Bf16Products, Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
 pub use mask::Mask;
@@ -169,11 +171,6 @@ impl AttentionShape {
         self.head_dim.div_ceil(LANES)
     }
 
-    /// Elements in the last of these.
-    fn key_tail(&self) -> usize {
-        self.head_dim - (self.key_chunks() - 1) * LANES
-    }
-
     /// The same of V and of the result.
     fn value_chunks(&self) -> usize {
         self.value_dim.div_ceil(LANES)
@@ -238,6 +235,8 @@ struct Attention<'a> {
     sinks: Option<&'a [f32]>,
     /// Query heads of a part, of which a KV head has a whole number.
     part: usize,
+    /// Whether numbers are multiplied as bf16.
+    rounded: Option<Bf16Products>,
     /// What has been computed for its one query already.
     begun: Option<Begun<'a>>,
 }

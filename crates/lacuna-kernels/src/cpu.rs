@@ -60,13 +60,13 @@ fn available_names() -> String {
     names.join(" or ")
 }
 
-/// How products with float matrices (F32, F16, BF16) are computed.
+/// How products with float matrices (F32, F16, BF16) are computed, and those of attention, unless its keys are q8_0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPrecision {
-    /// In f32, from weights as they are stored.
+    /// In f32, from weights and cached rows as they are stored.
     #[default]
     F32,
-    /// From weights and activations rounded to bf16, of which twice as many are multiplied at once; sums are f32.
+    /// From numbers rounded to bf16, of which twice as many are multiplied at once; sums are f32.
     Bf16,
 }
 
@@ -544,6 +544,7 @@ impl Cpu {
             sequences,
             shape,
             sinks,
+            rounded: self.rounded,
             threads: self.pool.threads(),
         };
         with_simd!(self.proof, |simd| call.run(&self.pool, simd, out, scratch));

@@ -1,6 +1,8 @@
 //! Attention of one layer over as many caches as memory is to be gone through.
 
-use lacuna_kernels::{AttentionShape, Cpu, ElementType, Mask, RowLayout, Run, View};
+use lacuna_kernels::{
+    AttentionShape, Cpu, ElementType, Mask, MatmulPrecision, RowLayout, Run, View,
+};
 
 use super::cases::{Attention, MOST_DECODED};
 use super::measure::{Bench, Limit, Measured, Work};
@@ -47,7 +49,11 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let work = Work {
         bytes: sides * side,
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),
-        arithmetic: Limit::F32,
+        arithmetic: match (cpu.precision(), element) {
+            // Scores of keys in integers are products of bytes, and what they weigh is in f32.
+            (MatmulPrecision::F32, _) | (_, ElementType::Q8_0) => Limit::F32,
+            (MatmulPrecision::Bf16, _) => Limit::Bf16,
+        },
         from_memory: true,
     };
     bench.measure(work, |call| {

@@ -7,6 +7,7 @@ use half::f16;
 
 use super::PARTITION;
 use super::ahead::Ahead;
+use super::arithmetic::Arithmetic;
 use super::elements::{Pair, with_element};
 use super::softmax::Chunk;
 use crate::simd::{Kernel, LANES, Simd};
@@ -130,52 +131,118 @@ impl Convert<'_, '_> {
     }
 }
 
-/// Copies rows as f32, in whole chunks with zeros behind the last element.
-pub(super) struct Copy<'a, 'b> {
-    pub(super) block: &'a BlockRows<'a>,
-    pub(super) chunks: usize,
-    /// `[rows of the block, chunks]`.
+/// One head of some rows of a partition.
+pub(super) type Head<'a> = BlockRows<'a>;
+
+impl<'a> BlockRows<'a> {
+    /// The bytes of each row of a partition; none of those that are not needed.
+    fn partition(&self) -> [&'a [u8]; PARTITION] {
+        let bytes = self.view.layout().head_bytes();
+        let mut all = [[].as_slice(); PARTITION];
+        let mut rows = self.rows.clone();
+        while !rows.is_empty() {
+            let (count, heads) = self.run(&rows);
+            for (head, out) in heads.zip(&mut all[rows.start - self.start..]).take(count) {
+                *out = &head[..bytes];
+            }
+            rows.start += count;
+        }
+        all
+    }
+}
+
+/// Copies keys as they are multiplied, with zeros behind the last element.
+pub(super) struct CopyKeys<'a, 'b, A> {
+    pub(super) arithmetic: A,
+    pub(super) keys: Head<'a>,
+    /// Vectors of a head.
+    pub(super) steps: usize,
+    /// `[PARTITION, steps]`.
     pub(super) out: &'a mut [[f32; LANES]],
-    /// What the units of pairs are worth, `[pairs, rows of the block]`, if elements are left in theirs.
-    pub(super) units: Option<&'a mut [[f32; PARTITION]]>,
     pub(super) ahead: &'a mut Ahead<'b>,
 }
 
-impl Kernel for Copy<'_, '_> {
+impl<A: Arithmetic> Kernel for CopyKeys<'_, '_, A> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_element!(self.block.view.layout().element, |E| self.copy::<S, E>(s));
+        with_element!(self.keys.view.layout().element, |E| self.copy::<S, E>(s));
     }
 }
 
-impl Copy<'_, '_> {
+impl<A: Arithmetic> CopyKeys<'_, '_, A> {
     #[inline(always)]
-    fn copy<S: Simd, E: Pair>(mut self, s: S) {
-        let bytes = self.block.view.layout().head_bytes();
-        let mut rows = self.block.rows.clone();
-        while !rows.is_empty() {
-            let (count, heads) = self.block.run(&rows);
-            let first = rows.start - self.block.start;
-            let out = self.out[first * self.chunks..].chunks_exact_mut(self.chunks);
-            for (row, (head, out)) in heads.zip(out).take(count).enumerate() {
-                for (pair, out) in out.chunks_mut(2).enumerate() {
-                    self.ahead.fetch::<S, 2>(s);
-                    let stored = stored::<E>(&head[..bytes], pair);
-                    let elements = match &mut self.units {
-                        Some(units) => {
-                            units[pair][first + row] = f16::from_bits(E::unit(&stored)).to_f32();
-                            E::in_units(s, &stored)
-                        }
-                        None => E::load(s, &stored),
-                    };
-                    for (elements, out) in elements.into_iter().zip(out) {
-                        s.store(elements, out);
-                    }
+    fn copy<S: Simd, E: Pair>(self, s: S) {
+        let rows = self.out.chunks_exact_mut(self.steps);
+        for (head, out) in self.keys.partition().into_iter().zip(rows) {
+            if head.is_empty() {
+                continue;
+            }
+            for (pair, out) in out.chunks_mut(A::VECTORS).enumerate() {
+                self.ahead.fetch::<S, 2>(s);
+                let elements = E::load(s, &stored::<E>(head, pair));
+                let elements = self.arithmetic.neighbours(s, elements);
+                for (elements, out) in elements.into_iter().zip(out) {
+                    s.store(elements, out);
                 }
             }
-            rows.start += count;
+        }
+    }
+}
+
+/// Copies values as they are multiplied, as many rows as are multiplied at once in one place, with zeros behind the last
+/// element and for a row of such a place that is not needed. Values that have units are left in them.
+pub(super) struct CopyValues<'a, A> {
+    pub(super) arithmetic: A,
+    pub(super) values: Head<'a>,
+    pub(super) chunks: usize,
+    /// `[PARTITION / rows at once, chunks]`.
+    pub(super) out: &'a mut [[f32; LANES]],
+    /// What units are worth, `[pairs, PARTITION]`.
+    pub(super) units: &'a mut [[f32; PARTITION]],
+}
+
+impl<A: Arithmetic> Kernel for CopyValues<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_element!(self.values.view.layout().element, |E| self.copy::<S, E>(s));
+    }
+}
+
+impl<A: Arithmetic> CopyValues<'_, A> {
+    #[inline(always)]
+    fn copy<S: Simd, E: Pair>(self, s: S) {
+        let heads = self.values.partition();
+        let places = heads
+            .chunks(A::AT_ONCE)
+            .zip(self.out.chunks_exact_mut(self.chunks));
+        for (place, (heads, out)) in places.enumerate() {
+            if heads.iter().all(|head| head.is_empty()) {
+                continue;
+            }
+            for (pair, out) in out.chunks_mut(2).enumerate() {
+                let mut rows = [[s.splat(0.0); 2]; 2];
+                for (at, head) in heads.iter().enumerate() {
+                    let mut unit = 0.0;
+                    if !head.is_empty() {
+                        let stored = stored::<E>(head, pair);
+                        rows[at] = E::in_units(s, &stored);
+                        if E::UNIT.is_some() {
+                            unit = f16::from_bits(E::unit(&stored)).to_f32();
+                        }
+                    }
+                    if E::UNIT.is_some() {
+                        self.units[pair][place * A::AT_ONCE + at] = unit;
+                    }
+                }
+                for (chunk, out) in out.iter_mut().enumerate() {
+                    let rows = [rows[0][chunk], rows[1][chunk]];
+                    s.store(self.arithmetic.rows(s, rows), out);
+                }
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::marker::PhantomData;
 
+use super::arithmetic::Arithmetic;
 use super::elements::Pair;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
@@ -17,12 +18,13 @@ use crate::simd::{Kernel, LANES, Registers, Simd, each};
 /// compute, a copy would be what the time goes to.
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
-pub(super) struct Rows<'a, E> {
+pub(super) struct Rows<'a, E, A> {
+    pub(super) arithmetic: A,
     pub(super) rows: StoredRows<'a>,
     /// Room for rows that do not lie in one run.
     pub(super) copy: &'a mut [u8],
-    /// `[queries, pairs]`.
-    pub(super) queries: &'a [[Chunk; 2]],
+    /// `[queries, pairs, vectors]`.
+    pub(super) queries: &'a [Chunk],
     /// `[queries, PARTITION_CHUNKS]`.
     pub(super) scores: &'a mut [Chunk],
     pub(super) element: PhantomData<E>,
@@ -34,7 +36,7 @@ const GROUP: usize = 4;
 /// Those of them where registers are few: a sum per query and row stays in a register.
 const FEW_ROWS: usize = 2;
 
-impl<E: Pair> Kernel for Rows<'_, E> {
+impl<E: Pair, A: Arithmetic> Kernel for Rows<'_, E, A> {
     type Output = ();
 
     #[inline(always)]
@@ -49,12 +51,12 @@ impl<E: Pair> Kernel for Rows<'_, E> {
     }
 }
 
-impl<E: Pair> Rows<'_, E> {
+impl<E: Pair, A: Arithmetic> Rows<'_, E, A> {
     /// All queries, `T` of a head together with `R` rows.
     #[inline(always)]
     fn all<S: Simd, const T: usize, const R: usize>(self, s: S) {
         let per_head = self.rows.queries_per_part;
-        let pairs = self.queries.len() / (self.rows.parts.len() * per_head);
+        let per_query = self.queries.len() / (self.rows.parts.len() * per_head);
         // Rows whose sums are one vector per query and row.
         let together = LANES / T;
         for rows in self.rows.sixteens() {
@@ -62,12 +64,14 @@ impl<E: Pair> Rows<'_, E> {
             for head in 0..self.rows.parts.len() {
                 let keys = rows.head(head, self.copy);
                 for first in (head * per_head..(head + 1) * per_head).step_by(T) {
-                    let queries = &self.queries[first * pairs..][..T * pairs];
+                    let queries = &self.queries[first * per_query..][..T * per_query];
                     let out = &mut self.scores[first * PARTITION_CHUNKS + chunk..];
                     for row in (0..LANES).step_by(together) {
                         let mut sums = [s.splat(0.0); LANES];
                         for place in (0..together).step_by(R) {
-                            let dots = dots::<S, E, T, R>(s, &keys, row + place, queries);
+                            let first = row + place;
+                            let dots =
+                                dots::<S, E, A, T, R>(s, self.arithmetic, &keys, first, queries);
                             for t in 0..T {
                                 for j in 0..R {
                                     sums[t * together + place + j] = dots[t][j];
@@ -89,14 +93,16 @@ impl<E: Pair> Rows<'_, E> {
 
 /// Lane-wise sums of products of `T` queries of one head and `R` rows from `first` on.
 #[inline(always)]
-fn dots<S: Simd, E: Pair, const T: usize, const R: usize>(
+fn dots<S: Simd, E: Pair, A: Arithmetic, const T: usize, const R: usize>(
     s: S,
+    arithmetic: A,
     keys: &HeadTile<'_>,
     first: usize,
-    queries: &[[Chunk; 2]],
+    queries: &[Chunk],
 ) -> [[S::F; R]; T] {
-    let (pairs, bytes) = (queries.len() / T, size_of::<E::Stored>());
-    let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
+    let per_query = queries.len() / T;
+    let (pairs, bytes) = (per_query / A::VECTORS, size_of::<E::Stored>());
+    let q: [_; T] = each!([].as_slice(), |t| &queries[t * per_query..][..per_query]);
     let rows: [&[E::Stored]; R] = each!([].as_slice(), |j| {
         &E::split(keys.tile.row(first + j)).0[..pairs]
     });
@@ -106,12 +112,14 @@ fn dots<S: Simd, E: Pair, const T: usize, const R: usize>(
         for j in 0..R {
             keys.prefetch(s, first + j, pair * bytes, bytes);
         }
-        let k: [_; R] = each!([zero; 2], |j| E::load(s, &rows[j][pair]));
-        for half in 0..2 {
+        let k: [_; R] = each!([zero; 2], |j| {
+            arithmetic.neighbours(s, E::load(s, &rows[j][pair]))
+        });
+        for vector in 0..A::VECTORS {
             for t in 0..T {
-                let q = s.load(&q[t][pair][half].0);
+                let q = s.load(&q[t][pair * A::VECTORS + vector].0);
                 for j in 0..R {
-                    dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
+                    dots[t][j] = arithmetic.multiply(s, q, k[j][vector], dots[t][j]);
                 }
             }
         }

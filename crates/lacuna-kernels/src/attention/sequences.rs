@@ -16,7 +16,7 @@ use super::{
     Attention, AttentionShape, Begun, Buffers, Common, PARTITION, TASKS_PER_THREAD, Task, Whole,
 };
 use crate::grid::Grid;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Bf16Products, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
 
@@ -107,6 +107,7 @@ pub(crate) struct Each<'a, Q> {
     pub(crate) sequences: &'a Q,
     pub(crate) shape: &'a AttentionShape,
     pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) rounded: Option<Bf16Products>,
     pub(crate) threads: usize,
 }
 
@@ -267,6 +268,7 @@ impl<Q: Sequences> Each<'_, Q> {
                 shape: &shape,
                 sinks: None,
                 part: shape.part(),
+                rounded: self.rounded,
                 begun: None,
             };
             attention.check();
@@ -369,6 +371,7 @@ impl<Q: Sequences> Each<'_, Q> {
             shape: self.shape,
             sinks: self.sinks,
             part: self.shape.part(),
+            rounded: self.rounded,
             begun,
         };
         attention.check();

@@ -1,13 +1,14 @@
 //! Sums of values times weights, in the order of rows.
 //!
-//! As with scores there are two ways: [`Stored`] converts each value in a register, best for few
-//! queries; [`Panels`] reads a copy in f32, a pair of chunks after the other. Values that are stored in
+//! [`Stored`] converts each value in a register, best for few queries; [`Panels`] reads a copy in f32, a pair of chunks
+//! after the other, for many whose scores are integers; other many are [`columns`](super::columns). Values that are stored in
 //! units stay so: it is the weights that are multiplied by them, sixteen at a time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::ahead::Ahead;
+use super::arithmetic::Arithmetic;
 use super::elements::Pair;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
@@ -146,7 +147,8 @@ impl<A: Add> Kernel for Singly<'_, A> {
 /// Adds the rows of a partition as they are stored.
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
-pub(super) struct Stored<'a, E> {
+pub(super) struct Stored<'a, E, A> {
+    pub(super) arithmetic: A,
     pub(super) rows: StoredRows<'a>,
     /// Room for rows that do not lie in one run.
     pub(super) copy: &'a mut [u8],
@@ -154,7 +156,7 @@ pub(super) struct Stored<'a, E> {
     pub(super) element: PhantomData<E>,
 }
 
-impl<E: Pair> Kernel for Stored<'_, E> {
+impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
     type Output = ();
 
     #[inline(always)]
@@ -167,7 +169,7 @@ impl<E: Pair> Kernel for Stored<'_, E> {
     }
 }
 
-impl<E: Pair> Stored<'_, E> {
+impl<E: Pair, A: Arithmetic> Stored<'_, E, A> {
     /// All queries, `T` of a head together.
     #[inline(always)]
     fn all<S: Simd, const T: usize>(mut self, s: S) {
@@ -178,7 +180,8 @@ impl<E: Pair> Stored<'_, E> {
             let (earliest, latest) = (self.sums.visible(0), self.sums.visible(queries - 1));
             let all_see_all = latest.start == 0 && earliest.end == LANES;
             for head in 0..self.rows.parts.len() {
-                let mut tile = StoredTile::<E> {
+                let mut tile = StoredTile::<E, A> {
+                    arithmetic: self.arithmetic,
                     rows: rows.head(head, self.copy),
                     sums: &mut self.sums,
                     element: PhantomData,
@@ -198,13 +201,14 @@ impl<E: Pair> Stored<'_, E> {
 }
 
 /// One head of sixteen rows as they are stored.
-struct StoredTile<'a, 'b, E> {
+struct StoredTile<'a, 'b, E, A> {
+    arithmetic: A,
     rows: HeadTile<'a>,
     sums: &'a mut Sums<'b>,
     element: PhantomData<E>,
 }
 
-impl<E: Pair> Add for StoredTile<'_, '_, E> {
+impl<E: Pair, A: Arithmetic> Add for StoredTile<'_, '_, E, A> {
     fn sums(&self) -> &Sums<'_> {
         self.sums
     }
@@ -230,7 +234,7 @@ impl<E: Pair> Add for StoredTile<'_, '_, E> {
     }
 }
 
-impl<E: Pair> StoredTile<'_, '_, E> {
+impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
     /// `P` pairs, which are `C` chunks; returns how many pairs.
     #[inline(always)]
     fn pairs<S: Simd, const T: usize, const P: usize, const C: usize>(
@@ -244,31 +248,49 @@ impl<E: Pair> StoredTile<'_, '_, E> {
         let weights = self
             .sums
             .weights::<T>(first, self.sums.start % PARTITION / LANES);
-        let mut in_units = [[[0.0; LANES]; T]; P];
-        if let Some(at) = E::UNIT {
-            for n in 0..P {
-                let unit = s.f16_column(&self.rows.tile, (pair + n) * bytes + at);
+        // Weights as they are multiplied; those of all pairs are the same where there are no units.
+        let mut multiplied = [[[0.0; LANES]; T]; P];
+        let kinds = if E::UNIT.is_some() { P } else { 1 };
+        if E::UNIT.is_some() || A::AT_ONCE > 1 {
+            for n in 0..kinds {
                 for t in 0..T {
-                    s.store(s.mul(s.load(weights[t]), unit), &mut in_units[n][t]);
+                    let mut weights = s.load(weights[t]);
+                    if let Some(at) = E::UNIT {
+                        let unit = s.f16_column(&self.rows.tile, (pair + n) * bytes + at);
+                        weights = s.mul(weights, unit);
+                    }
+                    let weights = self.arithmetic.neighbours(s, [weights, s.splat(0.0)]);
+                    s.store(weights[0], &mut multiplied[n][t]);
                 }
             }
         }
         let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
-        for row in rows.clone() {
-            self.rows.prefetch(s, row, pair * bytes, P * bytes);
-            let value = &E::split(self.rows.tile.row(row)).0[pair..];
-            let value: &[E::Stored; P] = value.first_chunk().expect("pairs of a head");
+        for place in rows.start / A::AT_ONCE..rows.end.div_ceil(A::AT_ONCE) {
+            // A row beside another that is not needed is zero, and so is its weight.
+            let mut values = [[[s.splat(0.0); 2]; P]; 2];
+            for at in 0..A::AT_ONCE {
+                let row = place * A::AT_ONCE + at;
+                if A::AT_ONCE == 1 || rows.contains(&row) {
+                    self.rows.prefetch(s, row, pair * bytes, P * bytes);
+                    let value = &E::split(self.rows.tile.row(row)).0[pair..];
+                    let value: &[E::Stored; P] = value.first_chunk().expect("pairs of a head");
+                    values[at] = each!([s.splat(0.0); 2], |n| E::in_units(s, &value[n]));
+                }
+            }
             for n in 0..P {
-                let value = E::in_units(s, &value[n]);
+                let value: [_; 2] = each!(s.splat(0.0), |half| {
+                    let rows = [values[0][n][half], values[1][n][half]];
+                    self.arithmetic.rows(s, rows)
+                });
                 for t in 0..T {
-                    let weight = match E::UNIT {
-                        Some(_) => in_units[n][t][row],
-                        None => weights[t][row],
+                    let weight = match E::UNIT.is_some() || A::AT_ONCE > 1 {
+                        true => multiplied[n % kinds][t][place],
+                        false => weights[t][place],
                     };
                     let weight = s.splat(weight);
                     for half in 0..2 {
                         let sum = &mut sums[t][2 * n + half];
-                        *sum = s.fma(weight, value[half], *sum);
+                        *sum = self.arithmetic.multiply(s, weight, value[half], *sum);
                     }
                 }
             }

@@ -653,6 +653,26 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn round_rows(self, _: Bf16Products, x: [__m512; 2]) -> __m512 {
+        /// Word `i` of the lower half beside word `i` of the upper half.
+        const BESIDE: [u16; 32] = {
+            let mut words = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                words[i] = (i / 2 + 16 * (i % 2)) as u16;
+                i += 1;
+            }
+            words
+        };
+        // SAFETY: 1, 2, 4.
+        unsafe {
+            let halves = _mm512_castps_si512(round_pairs(x));
+            let beside = _mm512_loadu_si512(BESIDE.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(beside, halves))
+        }
+    }
+
+    #[inline(always)]
     fn multiply_pairs(self, _: Bf16Products, a: __m512, b: __m512, sum: __m512) -> __m512 {
         // SAFETY: 1, 4.
         unsafe { multiply_pairs(a, b, sum) }

@@ -407,6 +407,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         let pairs = each!(0, |i| bits(floats[2 * i]) | bits(floats[2 * i + 1]) << 16);
         self.bits_to_f32(self.u_load(&pairs))
     }
+    /// Rounded to bf16, to nearest even: the lanes of the first vector in the lower halves, of the second in the upper.
+    #[inline(always)]
+    fn round_rows(self, proof: Bf16Products, x: [Self::F; 2]) -> Self::F {
+        let mut rows = [[0.0; LANES]; 2];
+        for (x, row) in x.into_iter().zip(&mut rows) {
+            self.store(x, row);
+        }
+        let pair = |lane: usize| [rows[0][lane], rows[1][lane]];
+        let mut pairs = [[0.0; LANES]; 2];
+        for lane in 0..LANES {
+            pairs.as_flattened_mut()[2 * lane..][..2].copy_from_slice(&pair(lane));
+        }
+        self.round_pairs(proof, [self.load(&pairs[0]), self.load(&pairs[1])])
+    }
     /// Adds to each lane the products of two pairs of bf16. What is subnormal may count as zero.
     #[inline(always)]
     fn multiply_pairs(self, _: Bf16Products, a: Self::F, b: Self::F, sum: Self::F) -> Self::F {

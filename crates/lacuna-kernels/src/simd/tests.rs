@@ -408,7 +408,7 @@ fn every_binary16_is_read_and_written_as_itself() {
 struct PairsOfBf16<'a>(Bf16Products, &'a Inputs);
 
 impl Kernel for PairsOfBf16<'_> {
-    type Output = ([u32; LANES], [f32; LANES]);
+    type Output = ([[u32; LANES]; 2], [f32; LANES]);
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
@@ -416,10 +416,12 @@ impl Kernel for PairsOfBf16<'_> {
         let load = |i: usize| s.load(&inputs.floats[i]);
         let pairs = s.round_pairs(proof, [load(0), load(1)]);
         let others = s.round_pairs(proof, [load(2), load(3)]);
-        let (mut bits, mut sums) = ([0.0; LANES], [0.0; LANES]);
-        s.store(pairs, &mut bits);
+        let rows = s.round_rows(proof, [load(0), load(1)]);
+        let (mut bits, mut sums) = ([[0.0; LANES]; 2], [0.0; LANES]);
+        s.store(pairs, &mut bits[0]);
+        s.store(rows, &mut bits[1]);
         s.store(s.multiply_pairs(proof, pairs, others, load(4)), &mut sums);
-        (bits.map(f32::to_bits), sums)
+        (bits.map(|bits| bits.map(f32::to_bits)), sums)
     }
 }
 

@@ -1,26 +1,28 @@
 //! One partition of rows for the queries of a task.
 
+mod columns;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::ahead::Ahead;
-use super::columns::{self, MOST_QUERIES, PackColumns, Seen, Tile, packed_len, tile_queries};
-use super::elements::{Pair, has_units, with_element};
+use super::arithmetic::{Arithmetic, InBf16, InF32};
+use super::elements::{Pair, with_element};
 use super::integers::{
     HALVES, IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock,
 };
-use super::rows::{BlockRows, Convert, Copy};
+use super::rows::{BlockRows, Convert};
 use super::scores;
 use super::softmax::{Cap, Chunk, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
-    Attention, AttentionShape, BLOCK_ROWS, COLUMN_CHUNKS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS,
-    QUERIES, QUERY_CHUNKS, TOKENS_AHEAD, Task,
+    Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
+    QUERY_CHUNKS, TOKENS_AHEAD, Task,
 };
 use crate::element::ElementType;
 use crate::elementwise::activation::SoftCap;
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Kernel, LANES, Simd, each};
 use crate::view::View;
 
 /// Queries of one part from which on a packed copy of the keys pays.
@@ -50,111 +52,55 @@ fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
 pub(super) struct Buffers {
     /// `[queries, chunks]`, in the order part, token, query head of the part; not of those in columns.
     queries: Box<[Chunk]>,
-    /// Those of one part, packed in tiles ...
-    columns: Box<[Chunk]>,
-    /// ... and which part that is.
-    packed: Option<usize>,
-    /// All in integers.
+    /// The same in integers.
     integers: Box<[QueryBlock]>,
     /// One pair of chunks of a head's values.
     values: Box<[[Chunk; 2]; PANEL_ROWS]>,
     /// ... and their units.
     units: Box<[u16; PANEL_ROWS]>,
-    /// One head of a partition's keys and values, in f32.
-    copies: [Copied; 2],
-    /// What the units of those values are worth.
-    copied_units: Box<[[f32; PARTITION]]>,
-    /// Sums of one tile, `[elements, vectors]`.
-    sums: Box<[Chunk]>,
     key_blocks: Box<[KeyBlock]>,
     copy: Box<[u8]>,
-    /// `[queries, PARTITION_CHUNKS]`: scores, then weights.
+    /// `[queries, PARTITION_CHUNKS]`, or `[PARTITION, queries]` of a tile of columns: scores, then weights.
     scores: Box<[Chunk]>,
+    columns: columns::Buffers,
 }
 
 impl Buffers {
     pub(super) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
-        // The last vector may not be full.
-        let columns = COLUMN_CHUNKS + (LANES - 1) * CHUNKS;
         let copy = LANES * ElementType::F32.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
             queries: chunks(QUERY_CHUNKS),
-            columns: chunks(columns),
-            packed: None,
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
             values: Box::new([[Chunk::ZERO; 2]; _]),
             units: Box::new([0; _]),
-            copies: [Copied::new(), Copied::new()],
-            copied_units: vec![[0.0; PARTITION]; CHUNKS / 2].into_boxed_slice(),
-            sums: chunks(AttentionShape::MAX_HEAD_DIM * MOST_QUERIES / LANES),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
             scores: chunks(QUERIES * PARTITION_CHUNKS),
+            columns: columns::Buffers::new(),
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
         let Self {
             queries,
-            columns,
-            packed: _,
             integers,
             values,
             units,
-            copies,
-            copied_units,
-            sums,
             key_blocks,
             copy,
             scores,
+            columns,
         } = self;
         size_of_val(&**queries)
-            + size_of_val(&**columns)
             + size_of_val(&**integers)
             + size_of_val(&**values)
             + size_of_val(&**units)
-            + copies.iter().map(Copied::bytes).sum::<usize>()
-            + size_of_val(&**copied_units)
-            + size_of_val(&**sums)
             + size_of_val(&**key_blocks)
             + size_of_val(&**copy)
             + size_of_val(&**scores)
-    }
-}
-
-/// Room for the longest rows of a partition. Memory that shorter ones do not reach is never touched, so the system
-/// does not give it.
-struct Copied {
-    elements: Vec<f32>,
-    /// Where they are aligned as chunks.
-    start: usize,
-}
-
-impl Copied {
-    const LEN: usize = PARTITION * AttentionShape::MAX_HEAD_DIM;
-
-    fn new() -> Self {
-        let elements = vec![0.0; Self::LEN + LANES - 1];
-        // If that cannot be told, rows lie across cache lines, which is slower and no more.
-        let start = elements.as_ptr().align_offset(align_of::<Chunk>());
-        Self {
-            elements,
-            start: start.min(LANES - 1),
-        }
-    }
-
-    fn rows(&self) -> &[[f32; LANES]] {
-        self.elements[self.start..].as_chunks().0
-    }
-
-    fn rows_mut(&mut self) -> &mut [[f32; LANES]] {
-        self.elements[self.start..].as_chunks_mut().0
-    }
-
-    fn bytes(&self) -> usize {
-        size_of_val(&*self.elements)
+            + columns.bytes()
     }
 }
 
@@ -196,65 +142,51 @@ impl<'a> Loaded<'a> {
             buffers,
         };
         match method {
-            Method::Rows => loaded.load(s),
+            Method::Rows => match loaded.rounded() {
+                Some(rounded) => loaded.load(s, rounded),
+                None => loaded.load(s, InF32),
+            },
             // One part after the other, in each partition.
-            Method::Columns => loaded.buffers.packed = None,
+            Method::Columns => loaded.buffers.columns.forget_queries(),
             Method::IntegerRows | Method::Integers => {
-                loaded.load(s);
+                loaded.load(s, InF32);
                 loaded.quantize(s);
             }
         }
         loaded
     }
 
+    /// Whether numbers are rounded to bf16; those of keys in integers are not.
+    fn rounded(&self) -> Option<InBf16> {
+        let integers = self.attention.k.layout().element == ElementType::Q8_0;
+        self.attention.rounded.filter(|_| !integers).map(InBf16)
+    }
+
+    /// Of heads that are whole pairs of chunks.
     #[inline(always)]
-    fn load<S: Simd>(&mut self, s: S) {
+    fn load<S: Simd, A: Arithmetic>(&mut self, s: S, arithmetic: A) {
         let (shape, task) = (self.attention.shape, self.task);
         let (scale, width) = (s.splat(shape.scale), shape.query_width());
-        let mut out = self.buffers.queries.chunks_exact_mut(shape.key_chunks());
+        let mut out = self.buffers.queries.chunks_exact_mut(A::VECTORS);
         for part in task.first_part..task.first_part + task.parts {
             for token in task.all_tokens() {
                 let row = token * shape.query_heads + part * self.attention.part;
                 let queries = &self.attention.q[row * shape.head_dim..];
-                let queries = queries.chunks(shape.head_dim).take(self.attention.part);
-                for (query, out) in queries.zip(&mut out) {
-                    out.fill(Chunk::ZERO);
-                    for (chunk, out) in query.chunks(LANES).zip(out) {
-                        let later = chunk.as_ptr().wrapping_add(TOKENS_AHEAD * width);
+                let queries = &queries[..self.attention.part * shape.head_dim];
+                for (pair, out) in queries.as_chunks::<{ 2 * LANES }>().0.iter().zip(&mut out) {
+                    let chunks = pair.as_chunks::<LANES>().0;
+                    let chunks = each!(scale, |c| {
+                        let later = chunks[c].as_ptr().wrapping_add(TOKENS_AHEAD * width);
                         s.prefetch_line(later.cast());
-                        // Whole chunks without a copy of unknown length.
-                        let query = match chunk.as_array() {
-                            Some(whole) => s.load(whole),
-                            None => s.load(&padded(chunk)),
-                        };
-                        s.store(s.mul(query, scale), &mut out.0);
+                        s.mul(s.load(&chunks[c]), scale)
+                    });
+                    let vectors = arithmetic.neighbours(s, chunks);
+                    for (vector, out) in vectors.into_iter().zip(out) {
+                        s.store(vector, &mut out.0);
                     }
                 }
             }
         }
-    }
-
-    /// Packs the queries of a part, if they are not packed already.
-    #[inline(always)]
-    fn pack<S: Simd>(&mut self, s: S, part: usize) {
-        if self.buffers.packed == Some(part) {
-            return;
-        }
-        let (attention, task) = (self.attention, self.task);
-        let (shape, group) = (attention.shape, attention.part);
-        let (chunks, count) = (shape.key_chunks(), self.part_queries());
-        s.vectorize(PackColumns {
-            query: |query| {
-                let token = task.first_token + query / group;
-                let head = token * shape.query_heads + part * group + query % group;
-                &attention.q[head * shape.head_dim..][..shape.head_dim]
-            },
-            count,
-            scale: shape.scale,
-            chunks,
-            out: &mut self.buffers.columns[..packed_len(count, chunks)],
-        });
-        self.buffers.packed = Some(part);
     }
 
     #[inline(always)]
@@ -389,109 +321,6 @@ impl<'b> Partition<'_, 'b> {
         }
     }
 
-    /// All of a partition, one tile of queries after the other.
-    #[inline(always)]
-    fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let Loaded {
-            attention, task, ..
-        } = *self.loaded;
-        let shape = attention.shape;
-        let start = self.index * PARTITION;
-        let sight = attention.sight(task.first_token);
-        let (count, chunks) = (self.loaded.part_queries(), shape.key_chunks());
-        for part in self.loaded.parts() {
-            self.loaded.pack(s, part);
-            self.copy(s, part, rows);
-            let seeing = self.seeing(part, start..start + PARTITION);
-            let first = (part - task.first_part) * count;
-            let seeing = seeing.start - first..seeing.end - first;
-            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
-            let len = tile_queries(S::REGISTERS);
-            let buffers = &mut *self.loaded.buffers;
-            let per_query = shape.state_chunks();
-            let states = self.states[first * per_query..].chunks_mut(len * per_query);
-            let tiles = buffers.columns[..packed_len(count, chunks)].chunks(len * chunks);
-            for (tile, (queries, states)) in tiles.zip(states).enumerate() {
-                let queries_of_tile = tile * len..count.min((tile + 1) * len);
-                if queries_of_tile.end <= seeing.start || seeing.end <= queries_of_tile.start {
-                    continue;
-                }
-                let visible = |query: usize| {
-                    let token = (queries_of_tile.start + query) / attention.part;
-                    sight.within(token, start, PARTITION)
-                };
-                let Some(seen) = Seen::new(queries_of_tile.len(), visible) else {
-                    continue;
-                };
-                s.vectorize(Tile {
-                    queries,
-                    keys: columns::Rows {
-                        elements: buffers.copies[0].rows(),
-                        chunks,
-                    },
-                    tail: shape.key_tail(),
-                    values: columns::Values {
-                        rows: columns::Rows {
-                            elements: buffers.copies[1].rows(),
-                            chunks: shape.value_chunks(),
-                        },
-                        dim: shape.value_dim,
-                        units: match has_units(attention.v.layout().element) {
-                            true => &buffers.copied_units,
-                            false => &[],
-                        },
-                    },
-                    seen: &seen,
-                    cap: shape.soft_cap.map(SoftCap),
-                    scores: &mut buffers.scores,
-                    sums: &mut buffers.sums,
-                    states: &mut states[..queries_of_tile.len() * per_query],
-                    ahead: &mut ahead,
-                });
-            }
-        }
-    }
-
-    /// Copies the keys and values that a part needs.
-    #[inline(always)]
-    fn copy<S: Simd>(&mut self, s: S, part: usize, rows: &Range<usize>) {
-        let shape = self.loaded.attention.shape;
-        let start = self.index * PARTITION;
-        let heads = self.loaded.heads();
-        for (side, chunks) in [
-            (Side::Keys, shape.key_chunks()),
-            (Side::Values, shape.value_chunks()),
-        ] {
-            let (view, head) = (self.view(side), self.loaded.attention.kv_head(part));
-            // Values are fetched while keys are copied.
-            let mut ahead = match side {
-                Side::Keys => Ahead::share(self.view(Side::Values), rows.clone(), &heads, head),
-                Side::Values => Ahead::share(view, rows.end..rows.end, &heads, head),
-            };
-            let buffers = &mut *self.loaded.buffers;
-            let units = matches!(side, Side::Values) && has_units(view.layout().element);
-            s.vectorize(Copy {
-                block: &BlockRows {
-                    view,
-                    head,
-                    start,
-                    rows: rows.clone(),
-                },
-                chunks,
-                out: buffers.copies[side as usize].rows_mut(),
-                units: units.then_some(&mut *buffers.copied_units),
-                ahead: &mut ahead,
-            });
-        }
-    }
-
-    /// The rows of the partition that this worker probably goes on with.
-    fn behind(&self, side: Side, part: usize) -> Ahead<'b> {
-        let rows = self.next * PARTITION..(self.next + 1) * PARTITION;
-        let head = self.loaded.attention.kv_head(part);
-        Ahead::share(self.view(side), rows, &self.loaded.heads(), head)
-    }
-
     /// Where this worker goes on behind `rows`.
     fn next(&self, side: Side, rows: &Range<usize>) -> Next<'b> {
         let (side, first_row) = match side {
@@ -518,15 +347,30 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let count = self.loaded.queries() * self.loaded.attention.shape.key_chunks();
+        match self.loaded.rounded() {
+            Some(rounded) => self.stored_scores_in(s, rounded, rows),
+            None => self.stored_scores_in(s, InF32, rows),
+        }
+    }
+
+    #[inline(always)]
+    fn stored_scores_in<S: Simd, A: Arithmetic>(
+        &mut self,
+        s: S,
+        arithmetic: A,
+        rows: &Range<usize>,
+    ) {
+        let pairs = self.loaded.attention.shape.key_chunks() / 2;
+        let count = self.loaded.queries() * pairs * A::VECTORS;
         let rows = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         with_element!(
             self.loaded.attention.k.layout().element,
-            |E| s.vectorize(scores::Rows::<E> {
+            |E| s.vectorize(scores::Rows::<E, A> {
+                arithmetic,
                 rows,
                 copy: &mut buffers.copy,
-                queries: buffers.queries[..count].as_chunks().0,
+                queries: &buffers.queries[..count],
                 scores: &mut buffers.scores,
                 element: PhantomData,
             }),
@@ -633,6 +477,19 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        match self.loaded.rounded() {
+            Some(rounded) => self.stored_values_in(s, rounded, rows),
+            None => self.stored_values_in(s, InF32, rows),
+        }
+    }
+
+    #[inline(always)]
+    fn stored_values_in<S: Simd, A: Arithmetic>(
+        &mut self,
+        s: S,
+        arithmetic: A,
+        rows: &Range<usize>,
+    ) {
         let rows = self.stored_rows(Side::Values, rows);
         let states = std::mem::take(&mut self.states);
         let queries = 0..self.loaded.queries();
@@ -640,7 +497,8 @@ impl<'b> Partition<'_, 'b> {
         let weights = &self.loaded.buffers.scores;
         let sums = self.sums(states, weights, &queries, self.index * PARTITION, PARTITION);
         with_element!(self.loaded.attention.v.layout().element, |E| s.vectorize(
-            Stored::<E> {
+            Stored::<E, A> {
+                arithmetic,
                 rows,
                 copy: &mut copy,
                 sums,

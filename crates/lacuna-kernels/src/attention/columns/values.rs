@@ -1,0 +1,199 @@
+//! Sums of values times the weights of a tile of queries.
+
+use std::ops::Range;
+
+use super::super::PARTITION;
+use super::super::arithmetic::Arithmetic;
+use super::super::softmax::Chunk;
+use super::{Seen, Tile, load, store};
+use crate::simd::{Kernel, LANES, Simd, each};
+
+/// Values of one head of a partition, which may be in units, with zeros behind the last element.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Values<'a> {
+    /// As many rows as are multiplied at once lie together: `[PARTITION / rows at once, chunks]`. What is not needed may
+    /// be anything, but where others of the same place are.
+    pub(in super::super) rows: &'a [[f32; LANES]],
+    pub(in super::super) chunks: usize,
+    /// Elements of a row.
+    pub(in super::super) dim: usize,
+    /// What a unit is worth, `[pairs, PARTITION]`; empty where it is 1.
+    pub(in super::super) units: &'a [[f32; PARTITION]],
+}
+
+impl<A: Arithmetic> Tile<'_, '_, A> {
+    /// Adds up values, `D` elements of all rows at a time.
+    #[inline(always)]
+    pub(super) fn values<S: Simd, const V: usize, const D: usize, const HAVE_UNITS: bool>(
+        &mut self,
+        s: S,
+    ) {
+        if A::AT_ONCE > 1 {
+            self.join_weights::<S, V, HAVE_UNITS>(s);
+        }
+        let dim = self.values.dim;
+        let sums = self.sums.as_chunks_mut::<V>().0;
+        for start in (0..dim).step_by(D) {
+            self.ahead[1].fetch::<S, 8>(s);
+            // The last ones may be computed twice, or be zeros behind a short row.
+            let start = start.min(dim.saturating_sub(D));
+            let columns = Columns::<A, V, D, HAVE_UNITS> {
+                arithmetic: self.arithmetic,
+                values: &self.values,
+                weights: self.scores.as_chunks().0,
+                seen: self.seen,
+                start,
+            };
+            let sums = sums[start..].first_chunk_mut();
+            columns.add_up(s, sums.expect("sums of whole chunks"));
+        }
+        let rest = dim.max(D)..self.values.chunks * LANES;
+        sums[rest].fill([Chunk::ZERO; V]);
+    }
+
+    /// Writes the weights of rows that are multiplied at once in one place, unless units are multiplied by before that.
+    #[inline(always)]
+    fn join_weights<S: Simd, const V: usize, const HAVE_UNITS: bool>(&mut self, s: S) {
+        let any = &self.seen.any;
+        let places = places::<A>(any);
+        let weights = self.scores.as_chunks_mut::<V>().0;
+        // Rows that no query sees have no weight.
+        weights[places.start * A::AT_ONCE..any.start].fill([Chunk::ZERO; V]);
+        weights[any.end..places.end * A::AT_ONCE].fill([Chunk::ZERO; V]);
+        if HAVE_UNITS {
+            return;
+        }
+        for place in places {
+            let row = place * A::AT_ONCE;
+            for v in 0..V {
+                let rows = [row, row + A::AT_ONCE - 1].map(|row| s.load(&weights[row][v].0));
+                s.store(self.arithmetic.rows(s, rows), &mut weights[place][v].0);
+            }
+        }
+    }
+}
+
+/// The places of rows that are multiplied at once that some rows are in.
+fn places<A: Arithmetic>(rows: &Range<usize>) -> Range<usize> {
+    rows.start / A::AT_ONCE..rows.end.div_ceil(A::AT_ONCE)
+}
+
+/// `D` elements of values, from `start` on, for `V` vectors of queries.
+#[derive(Clone, Copy)]
+struct Columns<'a, A, const V: usize, const D: usize, const HAVE_UNITS: bool> {
+    arithmetic: A,
+    values: &'a Values<'a>,
+    /// By place if there are no units, else by row.
+    weights: &'a [[Chunk; V]],
+    seen: &'a Seen,
+    start: usize,
+}
+
+impl<A: Arithmetic, const V: usize, const D: usize, const HAVE_UNITS: bool>
+    Columns<'_, A, V, D, HAVE_UNITS>
+{
+    #[inline(always)]
+    fn add_up<S: Simd>(self, s: S, out: &mut [[Chunk; V]; D]) {
+        let any = places::<A>(&self.seen.any);
+        // Those of which all queries see all rows.
+        let start = self.seen.all.start.div_ceil(A::AT_ONCE);
+        let all = start..(self.seen.all.end / A::AT_ONCE).max(start);
+        *out = [[Chunk::ZERO; V]; D];
+        self.singly(s, any.start..all.start, out);
+        let mut sums = load(s, out);
+        for place in all.clone() {
+            let (weights, values) = (self.weights(s, place), self.values(place));
+            for d in 0..D {
+                let value = s.splat(values[d]);
+                for v in 0..V {
+                    sums[d][v] = self.arithmetic.multiply(s, weights[v], value, sums[d][v]);
+                }
+            }
+        }
+        store(s, &sums, out);
+        self.singly(s, all.end..any.end, out);
+    }
+
+    #[inline(always)]
+    fn singly<S: Simd>(self, s: S, places: Range<usize>, out: &mut [[Chunk; V]; D]) {
+        if !places.is_empty() {
+            s.vectorize(Singly {
+                columns: self,
+                places,
+                out,
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, place: usize) -> &[f32; D] {
+        let Values { rows, chunks, .. } = self.values;
+        let values = rows[place * chunks..(place + 1) * chunks].as_flattened();
+        let values = values[self.start..].first_chunk();
+        values.expect("elements of a row")
+    }
+
+    #[inline(always)]
+    fn weights<S: Simd>(&self, s: S, place: usize) -> [S::F; V] {
+        if !HAVE_UNITS {
+            return each!(s.splat(0.0), |v| s.load(&self.weights[place][v].0));
+        }
+        let units = &self.values.units[self.start / (2 * LANES)];
+        each!(s.splat(0.0), |v| {
+            let row = place * A::AT_ONCE;
+            let rows = [row, row + A::AT_ONCE - 1].map(|row| {
+                let weights = s.load(&self.weights[row][v].0);
+                s.mul(weights, s.splat(units[row]))
+            });
+            self.arithmetic.rows(s, rows)
+        })
+    }
+}
+
+/// Adds rows for the queries that see them; it is compiled apart because it is rarely needed.
+struct Singly<'a, 'b, A, const V: usize, const D: usize, const HAVE_UNITS: bool> {
+    columns: Columns<'a, A, V, D, HAVE_UNITS>,
+    places: Range<usize>,
+    out: &'b mut [[Chunk; V]; D],
+}
+
+impl<A: Arithmetic, const V: usize, const D: usize, const HAVE_UNITS: bool> Kernel
+    for Singly<'_, '_, A, V, D, HAVE_UNITS>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Columns {
+            arithmetic, seen, ..
+        } = self.columns;
+        let mut sums = load(s, self.out);
+        for place in self.places {
+            let weights = self.columns.weights(s, place);
+            let values = self.columns.values(place);
+            let row = place * A::AT_ONCE;
+            for d in 0..D {
+                for v in 0..V {
+                    let sum = sums[d][v];
+                    let add = |value| arithmetic.multiply(s, weights[v], s.splat(value), sum);
+                    sums[d][v] = match A::AT_ONCE {
+                        1 => seen.keep(s, add(values[d]), row, v, sum),
+                        // A row that a query does not see has no weight, but may not be finite.
+                        _ => {
+                            let [first, second] = only(values[d]);
+                            let with = seen.keep(s, add(values[d]), row, v, add(second));
+                            let without = seen.keep(s, add(first), row, v, sum);
+                            seen.keep(s, with, row + 1, v, without)
+                        }
+                    };
+                }
+            }
+        }
+        store(s, &sums, self.out);
+    }
+}
+
+/// One of two bf16, and zero for the other.
+fn only(pair: f32) -> [f32; 2] {
+    [0xFFFF, 0xFFFF_0000].map(|mask| f32::from_bits(pair.to_bits() & mask))
+}

@@ -1,0 +1,247 @@
+//! A partition for many queries: one to each lane.
+
+use std::ops::Range;
+
+use super::super::ahead::Ahead;
+use super::super::arithmetic::{Arithmetic, InF32};
+use super::super::columns::{
+    Keys, MOST_QUERIES, PackColumns, Seen, Tile, Values, packed_len, tile_queries,
+};
+use super::super::elements::has_units;
+use super::super::rows::{CopyKeys, CopyValues, Head};
+use super::super::softmax::Chunk;
+use super::super::{AttentionShape, COLUMN_CHUNKS, PARTITION};
+use super::{Loaded, Partition, Side};
+use crate::elementwise::activation::SoftCap;
+use crate::simd::{LANES, Simd};
+
+/// What one worker needs for that.
+pub(super) struct Buffers {
+    /// Queries of one part, packed in tiles ...
+    queries: Box<[Chunk]>,
+    /// ... and which part that is.
+    packed: Option<usize>,
+    /// One head of the rows of a partition.
+    keys: Copied,
+    values: Copied,
+    /// What the units of those values are worth.
+    units: Box<[[f32; PARTITION]]>,
+    /// Sums of one tile, `[elements, vectors]`.
+    sums: Box<[Chunk]>,
+}
+
+impl Buffers {
+    pub(super) fn new() -> Self {
+        const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
+        let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
+        Self {
+            // The last vector may not be full.
+            queries: chunks(COLUMN_CHUNKS + (LANES - 1) * CHUNKS),
+            packed: None,
+            keys: Copied::new(),
+            values: Copied::new(),
+            units: vec![[0.0; PARTITION]; CHUNKS / 2].into_boxed_slice(),
+            sums: chunks(AttentionShape::MAX_HEAD_DIM * MOST_QUERIES / LANES),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let Self {
+            queries,
+            packed: _,
+            keys,
+            values,
+            units,
+            sums,
+        } = self;
+        size_of_val(&**queries)
+            + keys.bytes()
+            + values.bytes()
+            + size_of_val(&**units)
+            + size_of_val(&**sums)
+    }
+
+    /// What is packed is of another task.
+    pub(super) fn forget_queries(&mut self) {
+        self.packed = None;
+    }
+}
+
+/// Room for the longest rows of a partition. Memory that shorter ones do not reach is never touched, so the system
+/// does not give it.
+struct Copied {
+    elements: Vec<f32>,
+    /// Where they are aligned as chunks.
+    start: usize,
+}
+
+impl Copied {
+    const LEN: usize = PARTITION * AttentionShape::MAX_HEAD_DIM;
+
+    fn new() -> Self {
+        let elements = vec![0.0; Self::LEN + LANES - 1];
+        // If that cannot be told, rows lie across cache lines, which is slower and no more.
+        let start = elements.as_ptr().align_offset(align_of::<Chunk>());
+        Self {
+            elements,
+            start: start.min(LANES - 1),
+        }
+    }
+
+    fn rows(&self) -> &[[f32; LANES]] {
+        self.elements[self.start..].as_chunks().0
+    }
+
+    fn rows_mut(&mut self) -> &mut [[f32; LANES]] {
+        self.elements[self.start..].as_chunks_mut().0
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.elements)
+    }
+}
+
+impl Loaded<'_> {
+    /// Packs the queries of a part, if they are not packed already.
+    #[inline(always)]
+    fn pack<S: Simd, A: Arithmetic>(&mut self, s: S, arithmetic: A, part: usize) {
+        if self.buffers.columns.packed == Some(part) {
+            return;
+        }
+        let (attention, task) = (self.attention, self.task);
+        let (shape, group) = (attention.shape, attention.part);
+        let (steps, count) = (steps::<A>(shape.head_dim), self.part_queries());
+        s.vectorize(PackColumns {
+            arithmetic,
+            query: |query| {
+                let token = task.first_token + query / group;
+                let head = token * shape.query_heads + part * group + query % group;
+                &attention.q[head * shape.head_dim..][..shape.head_dim]
+            },
+            count,
+            scale: shape.scale,
+            steps,
+            out: &mut self.buffers.columns.queries[..packed_len(count, steps)],
+        });
+        self.buffers.columns.packed = Some(part);
+    }
+}
+
+/// Vectors that a head takes.
+fn steps<A: Arithmetic>(head_dim: usize) -> usize {
+    head_dim.div_ceil(LANES * A::AT_ONCE)
+}
+
+impl<'b> Partition<'_, 'b> {
+    /// All of a partition, one tile of queries after the other.
+    #[inline(always)]
+    pub(super) fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        match self.loaded.rounded() {
+            Some(rounded) => self.columns_in(s, rounded, rows),
+            None => self.columns_in(s, InF32, rows),
+        }
+    }
+
+    #[inline(always)]
+    fn columns_in<S: Simd, A: Arithmetic>(&mut self, s: S, arithmetic: A, rows: &Range<usize>) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let shape = attention.shape;
+        let start = self.index * PARTITION;
+        let sight = attention.sight(task.first_token);
+        let count = self.loaded.part_queries();
+        let steps = steps::<A>(shape.head_dim);
+        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
+        for part in self.loaded.parts() {
+            self.loaded.pack(s, arithmetic, part);
+            self.copy(s, arithmetic, part, rows);
+            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let first = (part - task.first_part) * count;
+            let states = self.states[first * per_query..].chunks_mut(len * per_query);
+            let buffers = &mut *self.loaded.buffers;
+            let columns = &mut buffers.columns;
+            let tiles = columns.queries[..packed_len(count, steps)].chunks(len * steps);
+            for ((first, queries), states) in (0..count).step_by(len).zip(tiles).zip(states) {
+                let tile = first..count.min(first + len);
+                let visible = |query: usize| {
+                    let token = (first + query) / attention.part;
+                    sight.within(token, start, PARTITION)
+                };
+                let Some(seen) = Seen::new(tile.len(), visible) else {
+                    continue;
+                };
+                s.vectorize(Tile {
+                    arithmetic,
+                    queries,
+                    keys: Keys {
+                        rows: columns.keys.rows(),
+                        steps,
+                        tail: (shape.head_dim - (steps - 1) * LANES * A::AT_ONCE)
+                            .div_ceil(A::AT_ONCE),
+                    },
+                    values: Values {
+                        rows: columns.values.rows(),
+                        chunks: shape.value_chunks(),
+                        dim: shape.value_dim,
+                        units: match has_units(attention.v.layout().element) {
+                            true => &columns.units,
+                            false => &[],
+                        },
+                    },
+                    seen: &seen,
+                    cap: shape.soft_cap.map(SoftCap),
+                    scores: &mut buffers.scores,
+                    sums: &mut columns.sums,
+                    states: &mut states[..tile.len() * per_query],
+                    ahead: &mut ahead,
+                });
+            }
+        }
+    }
+
+    /// Copies the keys and values that a part needs.
+    #[inline(always)]
+    fn copy<S: Simd, A: Arithmetic>(
+        &mut self,
+        s: S,
+        arithmetic: A,
+        part: usize,
+        rows: &Range<usize>,
+    ) {
+        let attention = self.loaded.attention;
+        let (shape, head) = (attention.shape, attention.kv_head(part));
+        let start = self.index * PARTITION;
+        // Values are fetched while keys are copied.
+        let heads = self.loaded.heads();
+        let mut ahead = Ahead::share(attention.v, rows.clone(), &heads, head);
+        let columns = &mut self.loaded.buffers.columns;
+        let of = |view| Head {
+            view,
+            head,
+            start,
+            rows: rows.clone(),
+        };
+        s.vectorize(CopyKeys {
+            arithmetic,
+            keys: of(attention.k),
+            steps: steps::<A>(shape.head_dim),
+            out: columns.keys.rows_mut(),
+            ahead: &mut ahead,
+        });
+        s.vectorize(CopyValues {
+            arithmetic,
+            values: of(attention.v),
+            chunks: shape.value_chunks(),
+            out: columns.values.rows_mut(),
+            units: &mut columns.units,
+        });
+    }
+
+    /// The rows of the partition that this worker probably goes on with.
+    fn behind(&self, side: Side, part: usize) -> Ahead<'b> {
+        let rows = self.next * PARTITION..(self.next + 1) * PARTITION;
+        let head = self.loaded.attention.kv_head(part);
+        Ahead::share(self.view(side), rows, &self.loaded.heads(), head)
+    }
+}
