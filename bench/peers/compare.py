@@ -30,6 +30,7 @@ LLAMA_SETTINGS = {
     "llama.cpp, flash attention": ["--flash-attention"],
     "llama.cpp, no repack, flash attention": ["--no-repack", "--flash-attention"],
 }
+LACUNA = "Lacuna"
 
 
 def arguments():
@@ -47,6 +48,13 @@ def arguments():
     return parser.parse_args()
 
 
+def lacuna_settings():
+    """The default, and what rounds numbers to bf16 where the processor multiplies those."""
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features")))
+    rounded = {f"{LACUNA}, --matmul-precision bf16": ["--matmul-precision", "bf16"]}
+    return {LACUNA: []} | (rounded if "avx512_bf16" in flags else {})
+
+
 def output(command):
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -59,26 +67,32 @@ def run(command, args):
     return json.loads(output(python + command[1:]).strip().splitlines()[-1])
 
 
-def served(figure, size, args):
+def served(figure, size, flags, args):
     """Through our HTTP server and a client of it. Replies begin one after the other, as prompts are
     computed: they are longer by what it takes until all of them flow."""
     reply = args.generate + (3 * size if figure == "serve" else 0)
     command = [args.lacuna, "bench", "serve", "--model", args.model, "--json", "--threads", str(args.threads)]
+    command += flags
     command += ["--kv-type", args.kv_type, "--ctx", str(CHAT_PROMPT * 2 + reply), "--sessions", str(size)]
     command += ["--max-running", str(size), "--rate", "0", "--spread", "0"]
     command += ["--prompt-tokens", str(CHAT_PROMPT), "--reply-tokens", str(reply)]
     report = json.loads(output(command))
     if figure == "chats":
-        return {"Lacuna": report["generated_tokens_per_second"]}
+        return report["generated_tokens_per_second"]
     if not report["steady"]:
         sys.exit("no moment at which all replies flowed: ask for more with --generate")
-    return {"Lacuna": report["steady"]["tokens_per_second"]}
+    return report["steady"]["tokens_per_second"]
 
 
 def lacuna(figure, size, args):
+    return {setting: lacuna_with(figure, size, flags, args) for setting, flags in lacuna_settings().items()}
+
+
+def lacuna_with(figure, size, flags, args):
     if figure in ("serve", "chats"):
-        return served(figure, size, args)
+        return served(figure, size, flags, args)
     command = [args.lacuna, "bench", "speed", args.model, "--json", "--threads", str(args.threads)]
+    command += flags
     command += ["--kv-type", args.kv_type, "--repeats", "3"]
     command += {
         "prefill": ["-p", str(size), "-n", "0"],
@@ -86,7 +100,7 @@ def lacuna(figure, size, args):
         "batch": ["-p", "0", "-n", str(args.generate), "--depth", str(CHAT_PROMPT), "--batch", str(size)],
     }[figure]
     report = json.loads(output(command))
-    return {"Lacuna": (report["prefill"] or report["decode"])[0]["tokens_per_second"]}
+    return (report["prefill"] or report["decode"])[0]["tokens_per_second"]
 
 
 def llama_cpp(figure, size, args):
@@ -146,10 +160,11 @@ def report(figures, args):
     rows = []
     for name, found in figures.items():
         medians = {setting: statistics.median(speeds) for setting, speeds in found.items()}
-        others = {setting: speed for setting, speed in medians.items() if setting != "Lacuna"}
+        ours = {setting: speed for setting, speed in medians.items() if setting.startswith(LACUNA)}
+        others = {setting: speed for setting, speed in medians.items() if setting not in ours}
         best = max(others, key=others.get) if others else None
-        ratio = medians["Lacuna"] / others[best] if best else None
-        rows.append({"figure": name, "tokens_per_second": medians, "best_other": best, "ratio": ratio})
+        ratios = {setting: speed / others[best] for setting, speed in ours.items()} if best else {}
+        rows.append({"figure": name, "tokens_per_second": medians, "best_other": best, "ratios": ratios})
     return {"machine": machine(), "model": Path(args.model).name, "threads": args.threads,
             "kv_type": args.kv_type, "rounds": args.rounds, "rows": rows}
 
@@ -160,9 +175,9 @@ def print_table(result):
     for row in result["rows"]:
         print(row["figure"])
         for setting, speed in sorted(row["tokens_per_second"].items(), key=lambda item: -item[1]):
-            print(f"  {setting:<40}{speed:9.1f}")
-        if row["ratio"]:
-            print(f"  {'Lacuna over the best other':<40}{row['ratio']:9.2f}x")
+            print(f"  {setting:<60}{speed:9.1f}")
+        for setting, ratio in row["ratios"].items():
+            print(f"  {setting + ', over the best other':<60}{ratio:9.2f}x")
 
 
 def main():
