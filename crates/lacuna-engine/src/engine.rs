@@ -180,11 +180,12 @@ impl EngineConfig {
     }
 
     /// The model that `files` are to be loaded as ([`Model::load_described`]): `description`, with the head that guesses tokens
-    /// where [`EngineConfig::speculation`] asks for it. Where a budget holds the head's weights, but not all others beside
-    /// them, the model goes without: a guess would read more than a token.
+    /// where [`EngineConfig::speculation`] asks for it. Where a budget does not hold all weights with the head's, a guess would
+    /// read more than a token: with [`Speculation::Auto`] the model goes without.
     ///
     /// # Errors
-    /// [`EngineError::NoHead`] for files without one, [`EngineError::HeadAndDraft`], and as [`EngineConfig::check`].
+    /// [`EngineError::NoHead`] for files without one, [`EngineError::HeadAndDraft`], [`EngineError::HeadOverBudget`], and as
+    /// [`EngineConfig::check`].
     pub fn guessing(
         &self,
         files: &ModelFiles,
@@ -207,33 +208,30 @@ impl EngineConfig {
         let weights = WeightPlan::of_files(files, &with_head);
         match self.prepare(files, &with_head.spec, weights, 0) {
             Ok((_, plan, _)) if plan.residency.is_whole(&plan.weights) => Ok(with_head),
-            Ok(_) | Err(EngineError::BudgetTooSmall(_) | EngineError::MemoryShort { .. }) => {
+            Ok(_) | Err(EngineError::BudgetTooSmall(_) | EngineError::MemoryShort { .. })
+                if may_do_without =>
+            {
                 Ok(description)
             }
+            Ok(_) => Err(EngineError::HeadOverBudget),
             Err(error) => Err(error),
         }
     }
 
     /// What is planned for when a model of `spec` runs with this.
-    fn demand_of(&self, spec: &ModelSpec) -> Result<Demand, EngineError> {
+    ///
+    /// # Errors
+    /// [`EngineError`] for settings that nothing can be planned with.
+    pub fn demand_of(&self, spec: &ModelSpec) -> Result<Demand, EngineError> {
         let decided = self.for_model(spec);
         let demand = decided.demand(spec.context_tokens)?;
         Ok(match spec.head {
             Some(_) => Demand {
-                draft: decided.memory_of_head(spec)?,
+                draft: head::memory(spec, &decided)?,
                 ..demand
             },
             None => demand,
         })
-    }
-
-    /// What the head of a model of `spec` takes beside its weights, which are among the model's, and the KV pages of
-    /// sequences.
-    ///
-    /// # Errors
-    /// [`EngineError`] for settings that it cannot be planned with.
-    pub fn memory_of_head(&self, spec: &ModelSpec) -> Result<DraftMemory, EngineError> {
-        head::memory(spec, self)
     }
 
     /// The same, with what is guessed from decided.

@@ -116,6 +116,12 @@ pub enum EngineError {
         "the model's files have no head that guesses tokens (multi-token prediction); guess from the text itself (ngram) or with a draft model"
     )]
     NoHead,
+    /// It would be read for each guess.
+    #[error(
+        "the budget does not hold all weights beside the head that guesses tokens, so guesses would be slower than none; give it more, or ask for \
+         guesses where they fit (auto)"
+    )]
+    HeadOverBudget,
     /// Two would guess.
     #[error("the model's own head and a draft model cannot both guess; leave one of them out")]
     HeadAndDraft,

@@ -13,8 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{
-    ByteCount, CpuArgs, DeviceArgs, DraftArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs,
-    SpeculationArgs,
+    ByteCount, CpuArgs, DeviceArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs, SpeculationArgs,
 };
 use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, ImageHost, Origin};
@@ -601,6 +600,7 @@ Examples:
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan model.gguf --ctx 4096 --budget 1200MB --disk-rate 2GB --memory-rate 25GB
   lacuna plan qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --budget 6GiB
+  lacuna plan qwen3.5-9b.gguf --speculate mtp
   lacuna plan demo --batch 64 --map demo.map
   lacuna plan gemma-3-4b.gguf --image cat.jpg --image 4032x3024"
 )]
@@ -636,9 +636,9 @@ pub(crate) struct PlanArgs {
     /// How weights are had, as for `run`: auto, mmap, pread or direct
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub(crate) weights: WeightMode,
-    /// Model that guesses tokens, as for `run`: planned with the rest
+    /// What tokens are guessed from, as for `run`: planned with the rest
     #[command(flatten)]
-    pub(crate) draft: DraftArgs,
+    pub(crate) speculation: SpeculationArgs,
     /// Have neurons read one by one, as with `--neurons` of `run`; no file is made
     #[arg(long)]
     pub(crate) neurons: bool,

@@ -237,8 +237,8 @@ fn every_kernel_has_figures_that_fit_together() {
     let output = kernels(&["--tokens", "1,20", "--depth", "64", "--json"]);
     let (report, rows) = rows(&output);
     // Twenty-three types with two matrices at both numbers of tokens, and a vocabulary for one token; five
-    // types of cached rows, of heads and latent ones; four kernels without types; the barrier.
-    assert_eq!(rows.len(), 23 * (2 * 2 + 1) + 2 * 5 * 2 + 4 * 2 + 1);
+    // types of cached rows, of heads and latent ones; those of an encoder; four kernels without types; the barrier.
+    assert_eq!(rows.len(), 23 * (2 * 2 + 1) + 2 * 5 * 2 + 1 + 4 * 2 + 1);
     for row in &rows {
         assert!(number(row, "/time_us") >= 0.0, "{row}");
         if row["kernel"] != "matmul" {

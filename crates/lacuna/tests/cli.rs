@@ -270,6 +270,86 @@ fn a_draft_model_changes_no_text_and_is_in_the_budget() {
 }
 
 #[test]
+fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
+    let with_head = root().join("reference/heads/qwen3.5/hf");
+    let with_head = with_head.to_str().expect("a path in UTF-8");
+    let run = |options: &[&str]| {
+        let args = [
+            "run",
+            with_head,
+            "--raw",
+            "-p",
+            "ABCABCABCABC",
+            "-n",
+            "40",
+            "--temp",
+            "0",
+            "--json",
+            "--budget",
+            "100MiB",
+            "--ctx",
+            "128",
+        ];
+        json(&lacuna(&[&args[..], options].concat()))
+    };
+    let part = |report: &Value, name: &str| number(report, &format!("/memory/budget/{name}"));
+    let plain = run(&["--speculate", "off"]);
+    for speculate in ["mtp", "mtp:2", "auto"] {
+        let guessed = run(&["--speculate", speculate]);
+        assert_eq!(guessed["tokens"], plain["tokens"], "{speculate}");
+        assert!(number(&guessed, "/speculation/draft_tokens") > 0);
+        let plan = [
+            "plan",
+            with_head,
+            "--json",
+            "--budget",
+            "100MiB",
+            "--ctx",
+            "128",
+            "--speculate",
+            speculate,
+        ];
+        let plan = json(&lacuna(&plan));
+        for name in ["activation_bytes", "read_weight_bytes"] {
+            let planned = number(&plan, &format!("/budget/parts/{name}"));
+            assert_eq!(planned, part(&guessed, name), "{speculate}: {name}");
+            assert!(planned >= part(&plain, name), "{speculate}: {name}");
+        }
+        assert!(number(&plan, "/head/weight_bytes") > 0);
+        assert!(number(&plan, "/head/kv_bytes_per_token") > 0);
+    }
+    let without = json(&lacuna(&["plan", with_head, "--ctx", "128", "--json"]));
+    assert_eq!(without.get("head"), None);
+    for command in ["run", "plan"] {
+        let mut args = vec![command, "demo", "--speculate", "mtp"];
+        args.extend(
+            (command == "run")
+                .then_some(["-p", "Hi"])
+                .into_iter()
+                .flatten(),
+        );
+        refuses(&args, 1, &["no head that guesses tokens", "ngram"]);
+    }
+    // Where there is none, the text itself is guessed from.
+    let auto = [
+        "run",
+        "demo",
+        "--raw",
+        "-p",
+        "one two one two one two",
+        "-n",
+        "20",
+        "--temp",
+        "0",
+        "--json",
+        "--speculate",
+    ];
+    let text = |how: &str| json(&lacuna(&[&auto[..], &[how]].concat()))["text"].clone();
+    assert_eq!(text("auto"), text("off"));
+    json(&lacuna(&["plan", "demo", "--json", "--speculate", "auto"]));
+}
+
+#[test]
 fn a_draft_model_of_another_vocabulary_is_refused_before_the_model_is_loaded() {
     let other = root().join("reference/families/qwen3-yarn/model.gguf");
     let other = other.to_str().expect("a path in UTF-8");

@@ -94,7 +94,7 @@ impl Speculation {
 
     /// Tokens guessed from a sequence's own for one pass at most.
     #[must_use]
-    pub fn most(self) -> usize {
+    pub(crate) fn most(self) -> usize {
         match self {
             Self::Off | Self::Auto => 0,
             Self::Ngram { most } | Self::Mtp { most } => most.get(),

@@ -186,6 +186,13 @@ impl WeightPlan {
         self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
     }
 
+    /// Bytes of those that the model has a use for.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = self.tensors.iter().filter(|tensor| !tensor.is_left_out);
+        used.map(|tensor| tensor.bytes as u64).sum()
+    }
+
     /// Bytes of memory for matrices that are made of others.
     #[must_use]
     pub fn derived_bytes(&self) -> u64 {

@@ -220,11 +220,21 @@ fn a_head_is_planned_for_where_it_is_asked_for_and_the_budget_holds_it() {
 
     // Of a budget that does not hold all weights the head gets nothing.
     let least = without.least().bytes();
-    let tight = config(Speculation::MTP, Some(least + 4096));
+    let tight = config(Speculation::Auto, Some(least + 4096));
     let tight = tight
         .guessing(&of_head, described.clone())
         .expect("it runs");
     assert!(tight.spec.head.is_none());
+    // Who asks for it is told.
+    for (budget, streams) in [(least - 1, false), (least + 4096, true)] {
+        let tight = config(Speculation::MTP, Some(budget));
+        let refused = tight.guessing(&of_head, described.clone()).map(|_| ());
+        match refused.expect_err("it does not fit") {
+            EngineError::HeadOverBudget => assert!(streams),
+            EngineError::BudgetTooSmall(_) => {}
+            other => panic!("{other}"),
+        }
+    }
 
     let refused = |config: &EngineConfig, path: &str| {
         let (files, described) = files(path);

@@ -15,7 +15,7 @@ use lacuna::plan::{
     WeightSource,
 };
 use lacuna::trace::Trace;
-use lacuna::{ByteLength, DType, EngineConfig, ModelSpec, synth};
+use lacuna::{ByteLength, DType, EngineConfig, EngineError, ModelSpec, Speculation, synth};
 use lacuna_kv::KvCache;
 use lacuna_models::program::Program;
 use lacuna_models::{ColumnsError, Description, describe_images_for};
@@ -34,6 +34,8 @@ struct Subject {
     active: Active,
     /// The encoder of images, if some are planned for.
     eyes: Option<ModelSpec>,
+    /// Bytes of weights that the head which guesses tokens adds, if it does.
+    head: Option<u64>,
 }
 
 /// What one token takes of the weights.
@@ -62,16 +64,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         vocabulary,
         active,
         eyes,
+        head,
     } = subject(args)?;
     if spec.pooled().is_some() {
         ensure!(
-            args.draft.draft_model.is_none(),
-            Usage("--draft-model is for models that write; leave it out".into())
+            args.speculation.draft.draft_model.is_none() && args.speculation.speculate.is_none(),
+            Usage("--draft-model and --speculate are for models that write; leave them out".into())
         );
         return encoder::run(args, &spec, &weights, vocabulary);
     }
     let draft = draft(args)?;
-    let demand = demand(args, spec.context_tokens, draft.as_ref())?;
+    let demand = demand(args, &spec, draft.as_ref())?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
@@ -92,6 +95,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let report = Report {
         images: eyes.transpose()?,
         draft: draft.as_ref().map(|plan| report::Draft::of(args, plan)),
+        head: match (head, spec.of_head()) {
+            (Some(weight_bytes), Some(head)) => Some(report::Head {
+                weight_bytes,
+                activation_bytes: demand.draft.activation_bytes,
+                kv_bytes_per_token: head
+                    .kv_geometry(args.kv_type)
+                    .map_err(PlanError::from)?
+                    .bytes_per_token(),
+            }),
+            _ => None,
+        },
         ..Report::new(args, &spec, &demand, of, verdict.as_ref())
     };
     if args.model.json {
@@ -129,7 +143,7 @@ fn trace(args: &PlanArgs, plan: &Plan) -> Result<Option<Trace>> {
 
 /// The plan of the draft model that was named, which is opened and not loaded.
 fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
-    let Some(name) = &args.draft.draft_model else {
+    let Some(name) = &args.speculation.draft.draft_model else {
         return Ok(None);
     };
     let files = open_files(&ModelArgs {
@@ -139,44 +153,41 @@ fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
     })?;
     let cannot_load = || format!("cannot load the draft model `{name}`");
     let description = lacuna::describe(&files).with_context(cannot_load)?;
-    let config = EngineConfig {
+    Ok(Some(engine(args).plan_of_draft(&files, &description)?))
+}
+
+/// The engine that the arguments describe.
+fn engine(args: &PlanArgs) -> EngineConfig {
+    EngineConfig {
         threads: args.cpu.threads,
         matmul_precision: args.cpu.matmul_precision,
         kv_policy: args.kv,
         kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
-        sequences: args.sequences.get(),
-        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
-        weights: args.weights,
-        ..EngineConfig::default()
-    };
-    Ok(Some(config.plan_of_draft(&files, &description)?))
-}
-
-/// What is asked for, of a model made for contexts of `made_for` tokens, with `draft` beside it.
-fn demand(args: &PlanArgs, made_for: usize, draft: Option<&Plan>) -> Result<Demand> {
-    let engine = EngineConfig {
-        threads: args.cpu.threads,
-        matmul_precision: args.cpu.matmul_precision,
-        ..EngineConfig::default()
-    };
-    Ok(Demand {
-        context_tokens: args.ctx.map_or(made_for, usize::from),
         batch_tokens: args.batch.get(),
         logits: args.logits,
         sequences: args.sequences.get(),
+        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
+        weights: args.weights,
+        speculation: args.speculation.from_history(),
+        ..EngineConfig::default()
+    }
+}
+
+/// What is asked for, of a model of `spec`, with `draft` beside it.
+fn demand(args: &PlanArgs, spec: &ModelSpec, draft: Option<&Plan>) -> Result<Demand> {
+    let demand = engine(args).demand_of(spec)?;
+    Ok(Demand {
         draft_tokens: match draft {
-            Some(_) => args.draft.most(),
-            None => 0,
+            Some(_) => demand.draft_tokens.max(args.speculation.draft.most()),
+            None => demand.draft_tokens,
         },
-        draft: draft.map_or_else(DraftMemory::default, DraftMemory::of),
-        cpu: engine.cpu()?,
+        draft: draft.map_or(demand.draft, DraftMemory::of),
         weights: match args.weights {
             WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),
             weights => weights,
         },
-        budget_bytes: args.budget.map(|budget| budget.0),
-        request_bytes: None,
+        ..demand
     })
 }
 
@@ -214,6 +225,7 @@ fn from_shape(args: &PlanArgs, shape: &'static synth::Shape) -> Result<Subject> 
         spec: description.spec,
         weights,
         eyes: None,
+        head: None,
     })
 }
 
@@ -241,7 +253,11 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
         true => None,
         false => Some(eyes(args, &files, &description.spec)?),
     };
+    let without_head = WeightPlan::of(files.tensors(), &description).used_bytes();
+    let description = with_head(args, &files, description)?;
     let weights = WeightPlan::of(files.tensors(), &description);
+    let head = description.spec.head.is_some();
+    let head = head.then(|| weights.used_bytes() - without_head);
     let weights = placed_by_neuron(args, weights, &description)?;
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
@@ -249,7 +265,24 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
         spec: description.spec,
         weights,
         eyes,
+        head,
     })
+}
+
+/// The model with the head that guesses tokens, if that is asked for. One that does not fit is planned all the same where it
+/// is asked for by name.
+fn with_head(args: &PlanArgs, files: &ModelFiles, description: Description) -> Result<Description> {
+    match args.speculation.from_history() {
+        Speculation::Mtp { .. } if args.speculation.draft.draft_model.is_some() => {
+            Err(EngineError::HeadAndDraft.into())
+        }
+        Speculation::Mtp { .. } if description.has_head() => Ok(description.with_head()),
+        Speculation::Mtp { .. } => Err(EngineError::NoHead.into()),
+        Speculation::Auto if args.speculation.draft.draft_model.is_none() => {
+            Ok(engine(args).guessing(files, description)?)
+        }
+        _ => Ok(description),
+    }
 }
 
 /// The encoder of images of a model that sees.

@@ -33,6 +33,9 @@ pub(super) struct Report<'a> {
     /// A draft model beside it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) draft: Option<Draft>,
+    /// The head that guesses tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) head: Option<Head>,
     /// Where weights are while the model runs.
     pub(super) residency: Placed,
     /// Before the first token.
@@ -56,12 +59,26 @@ pub(super) struct Draft {
 impl Draft {
     pub(super) fn of(args: &PlanArgs, plan: &Plan) -> Self {
         Self {
-            model: args.draft.draft_model.clone().unwrap_or_default(),
+            model: args
+                .speculation
+                .draft
+                .draft_model
+                .clone()
+                .unwrap_or_default(),
             memory: DraftMemory::of(plan),
             kv_bytes_per_token: plan.kv.geometry.bytes_per_token(),
             kv_bytes: plan.kv.committed_bytes(plan.kv.context_tokens),
         }
     }
+}
+
+/// What the head that guesses tokens takes. It guesses as far as KV pages are left for it, so its own are in no total.
+#[derive(Serialize)]
+pub(super) struct Head {
+    /// Among the model's.
+    pub(super) weight_bytes: u64,
+    pub(super) activation_bytes: u64,
+    pub(super) kv_bytes_per_token: usize,
 }
 
 #[derive(Serialize)]
@@ -232,6 +249,7 @@ impl<'a> Report<'a> {
             kv: kv(&plan.kv),
             images: None,
             draft: None,
+            head: None,
             weights: weights(&plan.weights, active),
             residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),

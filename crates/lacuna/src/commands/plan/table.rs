@@ -34,6 +34,15 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     }
     weights(out, &report.weights, report.residency.residency.source)?;
     residency(out, &report.residency)?;
+    if let Some(head) = &report.head {
+        writeln!(
+            out,
+            "\nhead that guesses: {} of the weights, {} of activations; {} of KV pages for each token, as far as they are left",
+            size(head.weight_bytes),
+            size(head.activation_bytes),
+            size(head.kv_bytes_per_token as u64),
+        )?;
+    }
     if let Some(model) = &report.draft {
         draft(out, model)?;
     }
