@@ -9,13 +9,13 @@ use lacuna_kv::{Geometry, GrowthSchedule, KvCache, KvPolicy, Layout};
 use lacuna_models::plan::{
     DraftMemory, Plan, VocabularySize, WeightMode, WeightPlan, WeightSource,
 };
-use lacuna_models::{BatchLimits, Description, Model, ModelSpec, Scratch, Segment};
+use lacuna_models::{Description, Model, ModelSpec, Scratch};
 use lacuna_text::tokenizer::{TokenKind, Tokenizer};
 
+use super::runner::Runner;
 use super::{Drafter, MOST_DRAFTS};
 use crate::engine::EngineConfig;
 use crate::error::EngineError;
-use crate::runner::{ModelRunner, Pass};
 
 /// A model that guesses tokens for another, and how many for one pass at most.
 #[derive(Debug, Clone)]
@@ -173,6 +173,7 @@ impl DraftModel {
         // Rows of any geometry lie in pages of any size: the same pool has them, under the same limit.
         let geometry = geometry(config, spec)?;
         Ok(Runner {
+            is_head: false,
             cache: KvCache::over(cache.pool().clone(), geometry, policy(cache.policy()))?,
             scratch: Scratch::new(self.model.program(), plan.arena.clone())?,
             context_tokens: plan.kv.context_tokens,
@@ -277,57 +278,4 @@ fn check_vocabulary(draft: &Tokenizer, model: &Tokenizer) -> Result<(), DraftErr
         }
     }
     Ok(())
-}
-
-/// A draft model at work: passes over sequences of its own in the pool of the model that it guesses for.
-struct Runner {
-    model: Arc<Model>,
-    cpu: Arc<Cpu>,
-    scratch: Scratch,
-    cache: KvCache,
-    context_tokens: usize,
-}
-
-impl ModelRunner for Runner {
-    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
-        let logits = self.model.forward(&self.cpu, segments, &mut self.scratch)?;
-        let tokenizer = self.model.tokenizer();
-        Ok(Pass {
-            logits,
-            features: &[],
-            tokenizer,
-        })
-    }
-
-    fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
-        Ok(self.model.rewind(&self.cpu, segments, &mut self.scratch)?)
-    }
-
-    fn holds_activations(&self) -> bool {
-        self.scratch.is_used()
-    }
-
-    fn give_back_activations(&mut self) {
-        self.scratch.give_back();
-    }
-
-    fn batch_limits(&self) -> BatchLimits {
-        self.scratch.limits()
-    }
-
-    fn kv_cache(&self) -> &KvCache {
-        &self.cache
-    }
-
-    fn context_tokens(&self) -> usize {
-        self.context_tokens
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.model.spec().vocabulary
-    }
-
-    fn tokenizer(&self) -> &Tokenizer {
-        self.model.tokenizer()
-    }
 }

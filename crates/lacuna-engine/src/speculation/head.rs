@@ -1,18 +1,17 @@
-//! The head that a model's files carry, at work: passes over sequences of its own in the model's pool.
+//! The head that a model's files carry for guessing: what it takes, and how it is set up.
 
 use std::sync::Arc;
 
 use lacuna_kernels::Cpu;
 use lacuna_kv::KvCache;
 use lacuna_models::plan::{ArenaPlan, DraftMemory, PlanError};
-use lacuna_models::{BatchLimits, Model, ModelSpec, Scratch, Segment};
-use lacuna_text::tokenizer::Tokenizer;
+use lacuna_models::{BatchLimits, Model, ModelSpec, Scratch};
 
 use super::draft_model::{MOST_SEQUENCES, geometry, policy};
+use super::runner::Runner;
 use super::{Drafter, Features};
 use crate::engine::EngineConfig;
 use crate::error::EngineError;
-use crate::runner::{ModelRunner, Pass};
 
 /// The arena of the head of a model of `spec`, for an engine as `config` says.
 fn arena(spec: &ModelSpec, config: &EngineConfig) -> Result<ArenaPlan, PlanError> {
@@ -56,7 +55,8 @@ pub(crate) fn drafter(
         return Ok(None);
     };
     let plan = arena(model.spec(), config)?;
-    let runner = HeadRunner {
+    let runner = Runner {
+        is_head: true,
         context_tokens: plan.limits().context_tokens,
         scratch: Scratch::new(program, plan)?,
         cache: KvCache::over(
@@ -79,69 +79,4 @@ pub(crate) fn drafter(
         vocabulary,
         ratio,
     )))
-}
-
-struct HeadRunner {
-    model: Arc<Model>,
-    cpu: Arc<Cpu>,
-    scratch: Scratch,
-    cache: KvCache,
-    context_tokens: usize,
-}
-
-impl ModelRunner for HeadRunner {
-    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
-        self.forward_with(segments, &[])
-    }
-
-    fn forward_with(
-        &mut self,
-        segments: &mut [Segment<'_>],
-        features: &[f32],
-    ) -> Result<Pass<'_>, EngineError> {
-        let Self { model, cpu, .. } = self;
-        let outputs = model.guess(cpu, segments, features, &mut self.scratch)?;
-        Ok(Pass {
-            logits: outputs.logits,
-            features: outputs.features,
-            tokenizer: model.tokenizer(),
-        })
-    }
-
-    fn features_width(&self) -> Option<usize> {
-        Some(self.model.spec().hidden)
-    }
-
-    /// Nothing to do: it keeps rows alone.
-    fn rewind(&mut self, _: &mut [Segment<'_>]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn holds_activations(&self) -> bool {
-        self.scratch.is_used()
-    }
-
-    fn give_back_activations(&mut self) {
-        self.scratch.give_back();
-    }
-
-    fn batch_limits(&self) -> BatchLimits {
-        self.scratch.limits()
-    }
-
-    fn kv_cache(&self) -> &KvCache {
-        &self.cache
-    }
-
-    fn context_tokens(&self) -> usize {
-        self.context_tokens
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.model.spec().vocabulary
-    }
-
-    fn tokenizer(&self) -> &Tokenizer {
-        self.model.tokenizer()
-    }
 }

@@ -25,6 +25,7 @@ mod features;
 pub(crate) mod head;
 mod history;
 mod pace;
+mod runner;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
