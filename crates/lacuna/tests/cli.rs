@@ -315,7 +315,10 @@ fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
             assert_eq!(planned, part(&guessed, name), "{speculate}: {name}");
             assert!(planned >= part(&plain, name), "{speculate}: {name}");
         }
-        assert!(number(&plan, "/head/weight_bytes") > 0);
+        let inspected = json(&lacuna(&["inspect", with_head, "--json"]));
+        let of_head = number(&inspected, "/head_weight_bytes");
+        assert!(0 < of_head && of_head < number(&inspected, "/weight_bytes"));
+        assert_eq!(number(&plan, "/head/weight_bytes"), of_head);
         assert!(number(&plan, "/head/kv_bytes_per_token") > 0);
     }
     let without = json(&lacuna(&["plan", with_head, "--ctx", "128", "--json"]));

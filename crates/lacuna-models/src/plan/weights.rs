@@ -186,11 +186,19 @@ impl WeightPlan {
         self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
     }
 
-    /// Bytes of those that the model has a use for.
+    /// Bytes of those that the head which guesses tokens adds to the model's; `None` for files without one.
     #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        let used = self.tensors.iter().filter(|tensor| !tensor.is_left_out);
-        used.map(|tensor| tensor.bytes as u64).sum()
+    pub fn head_bytes(tensors: &Tensors, description: &Description) -> Option<u64> {
+        let used = |description: &Description| -> u64 {
+            let weights = Self::of(tensors, description).tensors;
+            let used = weights.iter().filter(|tensor| !tensor.is_left_out);
+            used.map(|tensor| tensor.bytes as u64).sum()
+        };
+        let mut without = description.clone();
+        without.spec.head = None;
+        description
+            .has_head()
+            .then(|| used(&description.clone().with_head()) - used(&without))
     }
 
     /// Bytes of memory for matrices that are made of others.

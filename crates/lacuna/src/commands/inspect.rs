@@ -37,6 +37,8 @@ struct Report {
     weight_bytes: u64,
     /// Those that computing one token reads.
     active_weight_bytes: u64,
+    /// Those of the head that guesses tokens (multi-token prediction), if the files have one.
+    head_weight_bytes: Option<u64>,
     /// Those that are converted when the model is loaded, and take memory then.
     converted_weight_bytes: u64,
     /// Memory for matrices that are made of others when the model is loaded.
@@ -289,6 +291,7 @@ fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
         },
         weight_bytes: weights.bytes(),
         active_weight_bytes: description.active_bytes(&weights),
+        head_weight_bytes: WeightPlan::head_bytes(files.tensors(), &description),
         converted_weight_bytes: weights.converted_bytes(),
         derived_weight_bytes: weights.derived_bytes(),
         tensors: totals.iter().map(row).collect(),
@@ -406,6 +409,13 @@ fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         output::bytes(report.weight_bytes),
         output::bytes(report.active_weight_bytes)
     )?;
+    if let Some(bytes) = report.head_weight_bytes {
+        writeln!(
+            out,
+            "guessing head   {} of them, used with --speculate mtp",
+            output::bytes(bytes)
+        )?;
+    }
     if report.converted_weight_bytes > 0 {
         writeln!(
             out,

@@ -253,11 +253,12 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
         true => None,
         false => Some(eyes(args, &files, &description.spec)?),
     };
-    let without_head = WeightPlan::of(files.tensors(), &description).used_bytes();
     let description = with_head(args, &files, description)?;
     let weights = WeightPlan::of(files.tensors(), &description);
-    let head = description.spec.head.is_some();
-    let head = head.then(|| weights.used_bytes() - without_head);
+    let head = match description.spec.head {
+        Some(_) => WeightPlan::head_bytes(files.tensors(), &description),
+        None => None,
+    };
     let weights = placed_by_neuron(args, weights, &description)?;
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
