@@ -13,10 +13,9 @@ use super::vision::{
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, Gated, ImageAttention, ImageInput,
-    ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Mask, Merge,
-    ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches, Resampling, ResidualScale,
-    Rope, RopeAxes, RopeScaling, Values,
+    Activation, Attention, FeedForward, Frames, Gated, ImageAttention, ImageInput, ImagePlace,
+    ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Mask, Merge, ModelSpec, Norm,
+    NormKind, OutputSpec, PatchOrder, Patches, Resampling, Rope, RopeAxes, RopeScaling,
 };
 use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
@@ -362,37 +361,13 @@ impl Tower {
     }
 
     fn layer(&self, [heads, head_dim, inner]: [usize; 3]) -> LayerSpec {
-        LayerSpec {
-            attention: Some(Attention {
-                query_heads: heads,
-                kv_heads: heads,
-                head_dim,
+        LayerSpec::usual(
+            Attention {
                 mask: Mask::Full,
-                rope: Some(0),
-                qk_norm: None,
-                value_norm: false,
-                values: Values::Projected,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                soft_cap: None,
-                temperature: None,
-                shares: None,
-                biases: Biases::default(),
-                sinks: false,
-                gate: Gate::None,
-                latent: None,
-            }),
-            recurrence: None,
-            feed_forward: FeedForward::Gated(Gated {
-                inner,
-                activation: self.activation,
-                gate_scale: None,
-                gate_cutoff: None,
-            }),
-            norms: Norms::Before,
-            laurel: None,
-            residual_scale: ResidualScale::default(),
-            output_scale: false,
-        }
+                ..Attention::usual(heads, head_dim)
+            },
+            FeedForward::Gated(Gated::usual(inner, self.activation)),
+        )
     }
 }
 

@@ -12,10 +12,10 @@ use super::vision::{
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, Gated, ImageAttention, ImageInput,
+    Activation, Attention, Biases, FeedForward, Frames, Gated, ImageAttention, ImageInput,
     ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Mask, Merge,
-    ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches, Plain, Resampling,
-    ResidualScale, Rope, RopeAxes, RopeScaling, Tap, Values, Windows,
+    ModelSpec, Norm, NormKind, OutputSpec, PatchOrder, Patches, Plain, Resampling, Rope, RopeAxes,
+    RopeScaling, Tap, Windows,
 };
 use lacuna_files::gguf::{self, FromValue};
 use lacuna_files::huggingface::Folder;
@@ -547,50 +547,25 @@ impl Tower {
     }
 
     fn layer(&self, heads: usize, head_dim: usize) -> LayerSpec {
-        LayerSpec {
-            attention: Some(Attention {
-                query_heads: heads,
-                kv_heads: heads,
-                head_dim,
+        let plain = |activation| {
+            FeedForward::Plain(Plain {
+                inner: self.inner,
+                activation,
+                biases: true,
+            })
+        };
+        LayerSpec::usual(
+            Attention {
                 mask: Mask::Full,
-                rope: Some(0),
-                qk_norm: None,
-                value_norm: false,
-                values: Values::Projected,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                soft_cap: None,
-                temperature: None,
-                shares: None,
-                biases: Biases {
-                    projections: true,
-                    output: true,
-                },
-                sinks: false,
-                gate: Gate::None,
-                latent: None,
-            }),
-            recurrence: None,
-            feed_forward: match self.kind {
-                Kind::TwoAndAHalf => FeedForward::Gated(Gated {
-                    inner: self.inner,
-                    activation: Activation::Silu,
-                    gate_scale: None,
-                    gate_cutoff: None,
-                }),
-                kind => FeedForward::Plain(Plain {
-                    inner: self.inner,
-                    activation: match kind {
-                        Kind::Two => Activation::QuickGelu,
-                        Kind::TwoAndAHalf | Kind::Three => Activation::GeluTanh,
-                    },
-                    biases: true,
-                }),
+                biases: Biases::ALL,
+                ..Attention::usual(heads, head_dim)
             },
-            norms: Norms::Before,
-            laurel: None,
-            residual_scale: ResidualScale::default(),
-            output_scale: false,
-        }
+            match self.kind {
+                Kind::Two => plain(Activation::QuickGelu),
+                Kind::TwoAndAHalf => FeedForward::Gated(Gated::usual(self.inner, Activation::Silu)),
+                Kind::Three => plain(Activation::GeluTanh),
+            },
+        )
     }
 }
 

@@ -10,9 +10,9 @@ use super::vision::{
 use super::{Facts, Family, Given, Naming, Shape};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, ImageRows, ImageSize, LayerSpec,
-    LearnedPlaces, Mask, Merge, ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches,
-    Plain, Resampling, ResidualScale, Values,
+    Activation, Attention, Biases, FeedForward, Frames, ImageRows, ImageSize, LayerSpec,
+    LearnedPlaces, Mask, Merge, ModelSpec, Norm, NormKind, OutputSpec, PatchOrder, Patches, Plain,
+    Resampling,
 };
 use lacuna_files::gguf;
 use lacuna_files::huggingface::Folder;
@@ -241,39 +241,19 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     ))?;
     let layers: usize = facts.required(Key::new("vision.block_count", "num_hidden_layers"))?;
     let inner = facts.required(Key::new("vision.feed_forward_length", "intermediate_size"))?;
-    let layer = LayerSpec {
-        attention: Some(Attention {
-            query_heads: heads,
-            kv_heads: heads,
-            head_dim,
+    let layer = LayerSpec::usual(
+        Attention {
             mask: Mask::Full,
             rope: None,
-            qk_norm: None,
-            value_norm: false,
-            values: Values::Projected,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            temperature: None,
-            shares: None,
-            biases: Biases {
-                projections: true,
-                output: true,
-            },
-            sinks: false,
-            gate: Gate::None,
-            latent: None,
-        }),
-        recurrence: None,
-        feed_forward: FeedForward::Plain(Plain {
+            biases: Biases::ALL,
+            ..Attention::usual(heads, head_dim)
+        },
+        FeedForward::Plain(Plain {
             inner,
             activation: Activation::GeluTanh,
             biases: true,
         }),
-        norms: Norms::Before,
-        laurel: None,
-        residual_scale: ResidualScale::default(),
-        output_scale: false,
-    };
+    );
     Ok(ModelSpec {
         family: SIGLIP.name,
         hidden,
