@@ -77,7 +77,6 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         layer.feed_forward = FeedForward::Gated(Gated::usual(inner, activation));
     }
     Ok(ModelSpec {
-        family: facts.family(),
         hidden,
         vocabulary: facts.vocabulary()?,
         context_tokens: facts.required(Key::new(
@@ -90,7 +89,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         },
         ropes: vec![full],
         layers,
-        ..ModelSpec::usual(logits(facts)?)
+        ..ModelSpec::usual(facts.family(), logits(facts)?)
     })
 }
 

@@ -44,7 +44,6 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         ..LayerSpec::without_attention(FeedForward::None)
     };
     Ok(ModelSpec {
-        family: facts.family(),
         hidden: facts.required(Key::new("embedding_length", "hidden_size"))?,
         vocabulary: facts.vocabulary()?,
         context_tokens: context.unwrap_or(USUAL_CONTEXT),
@@ -53,7 +52,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             epsilon: epsilon(facts)?,
         },
         layers: vec![layer; count.min(LAYERS_READ)],
-        ..ModelSpec::usual(logits(facts)?)
+        ..ModelSpec::usual(facts.family(), logits(facts)?)
     })
 }
 

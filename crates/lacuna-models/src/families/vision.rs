@@ -265,14 +265,13 @@ impl Sizes {
         rows: ImageRows,
     ) -> ModelSpec {
         ModelSpec {
-            family,
             hidden: self.hidden,
             // It has none; nothing is as large as this.
             vocabulary: 1,
             context_tokens: 1,
             norm,
             layers: vec![layer; self.layers.min(LAYERS_READ)],
-            ..ModelSpec::usual(OutputSpec::Image(rows))
+            ..ModelSpec::usual(family, OutputSpec::Image(rows))
         }
     }
 }

@@ -20,7 +20,6 @@ pub(crate) fn small() -> ModelSpec {
         FeedForward::Gated(Gated::usual(160, Activation::Silu)),
     );
     ModelSpec {
-        family: "qwen3",
         hidden: 96,
         vocabulary: 500,
         context_tokens: 256,
@@ -37,11 +36,14 @@ pub(crate) fn small() -> ModelSpec {
             axes: RopeAxes::One,
         }],
         layers: vec![layer; 3],
-        ..ModelSpec::usual(OutputSpec::Logits(LogitsSpec {
-            matrix: OutputMatrix::Tied,
-            scale: None,
-            soft_cap: None,
-        }))
+        ..ModelSpec::usual(
+            "qwen3",
+            OutputSpec::Logits(LogitsSpec {
+                matrix: OutputMatrix::Tied,
+                scale: None,
+                soft_cap: None,
+            }),
+        )
     }
 }
 

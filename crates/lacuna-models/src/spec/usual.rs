@@ -6,11 +6,11 @@ use super::{
 };
 
 impl ModelSpec {
-    /// A model in which nothing is around the layers but norms by the root mean square. Its name, its sizes, the norms'
-    /// epsilon and its layers are for whoever makes it to say: as they are here, validation refuses them.
-    pub(crate) const fn usual(output: OutputSpec) -> Self {
+    /// A model in which nothing is around the layers but norms by the root mean square. Its sizes, the norms' epsilon
+    /// and its layers are for whoever makes it to say: as they are here, validation refuses them.
+    pub(crate) const fn usual(family: &'static str, output: OutputSpec) -> Self {
         Self {
-            family: "",
+            family,
             hidden: 0,
             vocabulary: 0,
             context_tokens: 0,
