@@ -1,15 +1,15 @@
 """What makers of models that see share: vocabularies, both forms of the text model, the head of projectors' files, images,
-prompts, and what is expected."""
+prompts, what is expected, and what images become in sizes of their own."""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import gguf
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from . import bpe, models
 from .families import fixture
@@ -17,7 +17,17 @@ from .families.fixture import Fixture
 
 # What CLIP's pictures had on average, red, green and blue, which Qwen's and Mistral's encoders are given too.
 CLIP_MEAN, CLIP_DEVIATION = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+# How images are made ready for such encoders; what is one processor's own is beside.
+CLIP_PREPROCESSOR = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
+    "image_mean": CLIP_MEAN, "image_std": CLIP_DEVIATION, "rescale_factor": 1 / 255,
+}
 LETTERS = [*map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("Z") + 1))]
+
+
+def tokens_with(special: list[str]) -> list[str]:
+    """Those of `special`, then, as bytes are written in vocabularies, line breaks, spaces, and what templates and tests write."""
+    return (special + [*"ĊĠ_."] + LETTERS)[: fixture.VOCAB - 1] + ["AB"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +140,22 @@ def write_pixels(folder: pathlib.Path, pictures: list[np.ndarray]) -> None:
     (folder / "images.u8").write_bytes(b"".join(picture.tobytes() for picture in pictures))
 
 
+def load_and_draw(folder: pathlib.Path, made: Fixture, sizes: list[tuple[int, int]]):
+    """The model, random numbers, and images of these widths and heights, which are written."""
+    loaded = fixture.load(made, folder / "hf")
+    random = np.random.default_rng(1000 + made.seed)
+    images = draw_images(random, sizes)
+    save_images(folder, images)
+    write_pixels(folder, images)
+    return loaded, random, images
+
+
+def normed(channels: torch.Tensor) -> torch.Tensor:
+    """Bytes of `[..., 3, pixels]` by CLIP's mean and deviation, in double precision, which processors do not compute in."""
+    mean, deviation = (torch.tensor(values).double()[:, None] for values in (CLIP_MEAN, CLIP_DEVIATION))
+    return (channels.double() / 255 - mean) / deviation
+
+
 def prompt(random, vocabulary: Vocabulary, images: list[list]) -> list:
     """Text, each image as it stands between its marks, and text; tokens of images are written as `{"image": index}`, with
     the number of the row or of the tile where those are apart."""
@@ -148,6 +174,45 @@ def write_rows(path: pathlib.Path, rows: list[torch.Tensor]) -> None:
     path.write_bytes(b"".join(some.to(torch.float32).numpy().astype("<f4").tobytes() for some in rows))
 
 
+def write_cases(
+    folder: pathlib.Path, random, vocabulary: Vocabulary, placed: Callable[[int], list],
+    logits_of: Callable[[list, list[int]], torch.Tensor],
+) -> list[dict]:
+    """Prompts with an image and with several, each of which stands in them as `placed` has it, and what `logits_of` says of
+    their parts and images."""
+    cases, logits = [], []
+    for which in ([0], [2, 0, 1]):
+        parts = prompt(random, vocabulary, [placed(image) for image in which])
+        logits.append(logits_of(parts, which))
+        cases.append({"parts": parts})
+    write_rows(folder / "logits.f32", logits)
+    return cases
+
+
 def write_expected(folder: pathlib.Path, width: int, images: list[dict], cases: list[dict], **more) -> None:
     about = {"vocab": fixture.VOCAB, "width": width, **more, "images": images, "cases": cases}
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
+
+
+# --- preprocessing ---------------------------------------------------------------------------
+
+
+def write_resized(images: pathlib.Path, stem: str, cases: Iterable[tuple[dict, Callable[[Image.Image], np.ndarray]]]) -> None:
+    """What the files in `images/` become in the sizes that transformers brings them to: by Pillow, along rows and then along
+    columns, as it did until release 13. The torchvision that transformers has now keeps to that order, with weights of fewer
+    bits (up to 2 in 255 from these). A case is what is said of it, and what makes `[height, width, 3]` of an image."""
+    about, pixels = [], b""
+    for said, processed in cases:
+        sizes = {}
+        for name in json.loads((images / "expected.json").read_text())["files"]:
+            read = ImageOps.exif_transpose(Image.open(images / name)).convert("RGB")
+            theirs = processed(read)
+            height, width, _ = theirs.shape
+            sizes[name] = [width, height]
+            by_rows = read.resize((width, read.height), Image.Resampling.BICUBIC)
+            whole = np.asarray(by_rows.resize((width, height), Image.Resampling.BICUBIC))
+            assert np.abs(theirs.astype(float) - whole).max() < 2.5, name
+            pixels += whole.tobytes()
+        about.append({**said, "sizes": sizes})
+    (images / f"{stem}.u8").write_bytes(pixels)
+    (images / f"{stem}.json").write_text(json.dumps(about) + "\n")

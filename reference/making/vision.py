@@ -95,22 +95,17 @@ def write_projector(folder: pathlib.Path) -> None:
 
 @torch.no_grad()
 def expected(folder: pathlib.Path, made: Fixture) -> None:
-    loaded = fixture.load(made, folder / "hf")
-    random = np.random.default_rng(1000 + made.seed)
-    images = multimodal.draw_images(random, [(SIDE, SIDE)] * IMAGES)
-    multimodal.save_images(folder, images)
-    multimodal.write_pixels(folder, images)
+    loaded, random, images = multimodal.load_and_draw(folder, made, [(SIDE, SIDE)] * IMAGES)
     pixels = torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2)).double() / 255 * 2 - 1
     multimodal.write_rows(folder / "features.f32", [loaded.model.get_image_features(pixels).pooler_output])
-    cases, rows = [], []
-    for which in ([0], [2, 0, 1]):
-        parts = multimodal.prompt(random, VOCABULARY, [[BEGIN, {"image": image}, END] for image in which])
+
+    def logits_of(parts, which):
         tokens = torch.tensor([multimodal.tokens_of(parts, SOFT, lambda image: IMAGE_TOKENS)])
-        rows.append(loaded(
+        return loaded(
             input_ids=tokens, pixel_values=pixels[which], token_type_ids=(tokens == SOFT).long(), use_cache=False,
-        ).logits[0])
-        cases.append({"parts": parts})
-    multimodal.write_rows(folder / "logits.f32", rows)
+        ).logits[0]
+
+    cases = multimodal.write_cases(folder, random, VOCABULARY, lambda image: [BEGIN, {"image": image}, END], logits_of)
     side = SIDE // PATCH // KERNEL
     about = [{"size": [SIDE, SIDE], "grid": [side, side]}] * IMAGES
     multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases)

@@ -7,7 +7,7 @@ import pathlib
 import gguf
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.numpy import load_file
 from transformers import LlavaConfig, Mistral3Config, PixtralImageProcessor
 
@@ -18,18 +18,14 @@ from .families.fixture import Fixture
 PATCH, LONGEST = 4, 32  # pixels
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 IMG, BREAK, END = (SPECIAL.index(f"[{name}]") for name in ("IMG", "IMG_BREAK", "IMG_END"))
-# As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
-TOKENS = (SPECIAL + [*"ĊĠ_."] + multimodal.LETTERS)[: fixture.VOCAB - 1] + ["AB"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% endif %}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
     "{% if item['type'] == 'image' %}[IMG]{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{% if message['role'] == 'user' %}[/INST]{% else %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="</s>", bos="<s>")
-PREPROCESSOR = {
-    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
-    "image_mean": multimodal.CLIP_MEAN, "image_std": multimodal.CLIP_DEVIATION, "rescale_factor": 1 / 255,
+VOCABULARY = multimodal.Vocabulary(SPECIAL, multimodal.tokens_with(SPECIAL), TEMPLATE, eos="</s>", bos="<s>")
+PREPROCESSOR = multimodal.CLIP_PREPROCESSOR | {
     "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": PATCH, "width": PATCH}, "size": {"longest_edge": LONGEST},
 }
 TEXT = {**fixture.SMALL, "model_type": "mistral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
@@ -109,19 +105,14 @@ def parts_of(image: int, rows: int) -> list:
 
 @torch.no_grad()
 def expected(folder: pathlib.Path, seeing: Seeing) -> None:
-    loaded = fixture.load(seeing.made, folder / "hf")
-    random = np.random.default_rng(1000 + seeing.made.seed)
-    images = multimodal.draw_images(random, seeing.sizes)
-    multimodal.save_images(folder, images)
-    multimodal.write_pixels(folder, images)
+    loaded, random, images = multimodal.load_and_draw(folder, seeing.made, seeing.sizes)
     processor = PixtralImageProcessor.from_pretrained(folder / "hf")
     unit = PATCH * seeing.merged
     grids = [(height // unit, width // unit) for width, height in seeing.sizes]
     pixels = []
     for image in images:
-        # In double precision, which the processor does not compute in.
-        channels = torch.from_numpy(image.transpose(2, 0, 1).copy()).double() / 255
-        pixels.append((channels - torch.tensor(multimodal.CLIP_MEAN).double()[:, None, None]) / torch.tensor(multimodal.CLIP_DEVIATION).double()[:, None, None])
+        channels = torch.from_numpy(image.transpose(2, 0, 1).copy())
+        pixels.append(multimodal.normed(channels.flatten(1)).reshape(channels.shape))
         made = processor(Image.fromarray(image), patch_size={"height": unit, "width": unit}, return_tensors="pt")["pixel_values"][0]
         assert made.shape == pixels[-1].shape and torch.allclose(pixels[-1], made.double(), atol=1e-6)
     rows = []
@@ -129,17 +120,16 @@ def expected(folder: pathlib.Path, seeing: Seeing) -> None:
         found = loaded.model.get_image_features(values[None], image_sizes=torch.tensor([values.shape[-2:]]), return_dict=True)
         rows.append(found.pooler_output[0])
     multimodal.write_rows(folder / "features.f32", rows)
-    cases, logits = [], []
-    for which in ([0], [2, 0, 1]):
-        parts = multimodal.prompt(random, VOCABULARY, [parts_of(image, grids[image][0]) for image in which])
+
+    def logits_of(parts, which):
         tokens = torch.tensor([multimodal.tokens_of(parts, IMG, lambda image: grids[image][1])])
         sizes = torch.tensor([pixels[image].shape[-2:] for image in which])
         padded = torch.zeros(len(which), 3, *sizes.max(dim=0).values, dtype=torch.float64)
         for slot, image in zip(padded, which):
             slot[:, : pixels[image].shape[1], : pixels[image].shape[2]] = pixels[image]
-        logits.append(loaded(input_ids=tokens, pixel_values=padded, image_sizes=sizes, use_cache=False).logits[0])
-        cases.append({"parts": parts})
-    multimodal.write_rows(folder / "logits.f32", logits)
+        return loaded(input_ids=tokens, pixel_values=padded, image_sizes=sizes, use_cache=False).logits[0]
+
+    cases = multimodal.write_cases(folder, random, VOCABULARY, lambda image: parts_of(image, grids[image][0]), logits_of)
     about = [{"size": size, "grid": grid} for size, grid in zip(seeing.sizes, grids)]
     multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases)
 
@@ -160,23 +150,18 @@ EDGES = [16, 40]
 
 
 def preprocessing(images: pathlib.Path) -> None:
-    """What the files in `images/` become in the sizes that transformers brings them to: by Pillow, along rows and then along
-    columns, as of models that have sizes of their own."""
-    about, pixels = [], b""
-    for longest in EDGES:
+    """Files whose longer side is bounded."""
+
+    def bounded(longest: int):
         processor = PixtralImageProcessor(patch_size={"height": UNIT, "width": UNIT}, size={"longest_edge": longest})
-        sizes = {}
-        for name in json.loads((images / "expected.json").read_text())["files"]:
-            read = ImageOps.exif_transpose(Image.open(images / name)).convert("RGB")
-            made = processor(read, do_normalize=False, do_rescale=False, return_tensors="np")["pixel_values"][0]
-            width, height = sizes[name] = [made.shape[2], made.shape[1]]
-            by_rows = read.resize((width, read.height), Image.Resampling.BICUBIC)
-            whole = np.asarray(by_rows.resize((width, height), Image.Resampling.BICUBIC))
-            assert np.abs(made.transpose(1, 2, 0).astype(float) - whole).max() < 2.5, name
-            pixels += whole.tobytes()
-        about.append({"longest_edge": longest, "sizes": sizes})
-    (images / "longest-edge.u8").write_bytes(pixels)
-    (images / "longest-edge.json").write_text(json.dumps(about) + "\n")
+
+        def processed(image: Image.Image) -> np.ndarray:
+            made = processor(image, do_normalize=False, do_rescale=False, return_tensors="np")["pixel_values"][0]
+            return made.transpose(1, 2, 0)
+
+        return {"longest_edge": longest}, processed
+
+    multimodal.write_resized(images, "longest-edge", [bounded(longest) for longest in EDGES])
 
 
 def make(out: pathlib.Path) -> None:

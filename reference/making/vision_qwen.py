@@ -8,7 +8,7 @@ import pathlib
 import gguf
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 from transformers import (
     Qwen2_5_VLConfig, Qwen2VLConfig, Qwen2VLImageProcessor, Qwen3_5Config, Qwen3VLConfig, Qwen3VLMoeConfig,
@@ -22,18 +22,14 @@ PATCH, MERGE = 4, 2
 LEAST, MOST = 8 * 8, 64 * 64  # pixels
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 BEGIN, END, PAD, VIDEO = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad", "video_pad"))
-# As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
-TOKENS = (SPECIAL + [*"ĊĠ_."] + multimodal.LETTERS)[: fixture.VOCAB - 1] + ["AB"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
     "{% if item['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ item['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-VOCABULARY = multimodal.Vocabulary(SPECIAL, TOKENS, TEMPLATE, eos="<|im_end|>", pad="<|endoftext|>")
-PREPROCESSOR = {
-    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3,
-    "image_mean": multimodal.CLIP_MEAN, "image_std": multimodal.CLIP_DEVIATION, "rescale_factor": 1 / 255,
+VOCABULARY = multimodal.Vocabulary(SPECIAL, multimodal.tokens_with(SPECIAL), TEMPLATE, eos="<|im_end|>", pad="<|endoftext|>")
+PREPROCESSOR = multimodal.CLIP_PREPROCESSOR | {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2,
     "size": {"shortest_edge": LEAST, "longest_edge": MOST},
 }
@@ -221,21 +217,15 @@ def write_projector(seeing: Seeing, folder: pathlib.Path) -> None:
 
 @torch.no_grad()
 def expected(folder: pathlib.Path, seeing: Seeing) -> None:
-    loaded = fixture.load(seeing.made, folder / "hf")
-    random = np.random.default_rng(1000 + seeing.made.seed)
-    images = multimodal.draw_images(random, SIZES)
-    multimodal.save_images(folder, images)
-    multimodal.write_pixels(folder, images)
+    loaded, random, images = multimodal.load_and_draw(folder, seeing.made, SIZES)
     processor = Qwen2VLImageProcessor.from_pretrained(folder / "hf")
     pixels, grids = [], []
     for image in images:
         made = processor(Image.fromarray(image), return_tensors="pt")
         grids.append(made["image_grid_thw"])
-        # In double precision, which the processor does not compute in: the same order of the same pixels.
+        # The same pixels in the same order.
         order = processor(Image.fromarray(image), do_normalize=False, do_rescale=False, return_tensors="pt")["pixel_values"]
-        channels = order.double().reshape(len(order), 3, -1) / 255
-        normed = (channels - torch.tensor(multimodal.CLIP_MEAN).double()[:, None]) / torch.tensor(multimodal.CLIP_DEVIATION).double()[:, None]
-        pixels.append(normed.reshape(len(order), -1))
+        pixels.append(multimodal.normed(order.reshape(len(order), 3, -1)).reshape(len(order), -1))
         assert torch.allclose(pixels[-1], made["pixel_values"].double(), atol=1e-6)
     rows = []
     for values, grid in zip(pixels, grids):
@@ -243,16 +233,15 @@ def expected(folder: pathlib.Path, seeing: Seeing) -> None:
         parts = [found.pooler_output[0]] + [one[0] for one in getattr(found, "deepstack_features", [])]
         rows.append(torch.cat(parts, dim=-1))
     multimodal.write_rows(folder / "features.f32", rows)
-    cases, logits = [], []
-    for which in ([0], [2, 0, 1]):
-        parts = multimodal.prompt(random, VOCABULARY, [[BEGIN, {"image": image}, END] for image in which])
+
+    def logits_of(parts, which):
         tokens = torch.tensor([multimodal.tokens_of(parts, PAD, lambda image: len(rows[image]))])
-        logits.append(loaded(
+        return loaded(
             input_ids=tokens, pixel_values=torch.cat([pixels[image] for image in which]),
             image_grid_thw=torch.cat([grids[image] for image in which]), mm_token_type_ids=(tokens == PAD).int(), use_cache=False,
-        ).logits[0])
-        cases.append({"parts": parts})
-    multimodal.write_rows(folder / "logits.f32", logits)
+        ).logits[0]
+
+    cases = multimodal.write_cases(folder, random, VOCABULARY, lambda image: [BEGIN, {"image": image}, END], logits_of)
     about = [{"size": size, "grid": [grid[0, 1].item() // MERGE, grid[0, 2].item() // MERGE]} for size, grid in zip(SIZES, grids)]
     multimodal.write_expected(folder, loaded.config.text_config.hidden_size, about, cases, deepstack=seeing.deepstack)
 
@@ -275,27 +264,20 @@ BOUNDS = [(4 * SQUARE, 16 * SQUARE), (SQUARE, 4 * SQUARE), (20 * SQUARE, 64 * SQ
 
 
 def preprocessing(images: pathlib.Path) -> None:
-    """What the files in `images/` become in the sizes that transformers brings them to, within bounds that make them smaller,
-    larger, or neither: by Pillow, along rows and then along columns, as it did until release 13. The torchvision that
-    transformers has now keeps to that order, with weights of fewer bits (up to 2 in 255 from these)."""
-    about, pixels = [], b""
-    for least, most in BOUNDS:
+    """Files within bounds that make them smaller, larger, or neither."""
+
+    def within(least: int, most: int):
         processor = Qwen2VLImageProcessor(patch_size=7, size={"shortest_edge": least, "longest_edge": most})
-        sizes = {}
-        for name in json.loads((images / "expected.json").read_text())["files"]:
-            read = ImageOps.exif_transpose(Image.open(images / name)).convert("RGB")
-            made = processor(read, do_normalize=False, do_rescale=False, return_tensors="np")
-            _, rows, columns = made["image_grid_thw"][0]
-            width, height = sizes[name] = [int(columns) * 7, int(rows) * 7]
-            by_rows = read.resize((width, read.height), Image.Resampling.BICUBIC)
-            whole = np.asarray(by_rows.resize((width, height), Image.Resampling.BICUBIC))
+
+        def processed(image: Image.Image) -> np.ndarray:
+            made = processor(image, do_normalize=False, do_rescale=False, return_tensors="np")
+            _, rows, columns = (int(count) for count in made["image_grid_thw"][0])
             blocks = made["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 7, 7)[:, :, :, :, :, 0]
-            theirs = blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(height, width, 3)
-            assert np.abs(theirs.astype(float) - whole).max() < 2.5, name
-            pixels += whole.tobytes()
-        about.append({"least_pixels": least, "most_pixels": most, "sizes": sizes})
-    (images / "own-size.u8").write_bytes(pixels)
-    (images / "own-size.json").write_text(json.dumps(about) + "\n")
+            return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 7, columns * 7, 3)
+
+        return {"least_pixels": least, "most_pixels": most}, processed
+
+    multimodal.write_resized(images, "own-size", [within(*bounds) for bounds in BOUNDS])
 
 
 def make(out: pathlib.Path) -> None:

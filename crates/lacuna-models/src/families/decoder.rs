@@ -7,8 +7,8 @@ use super::facts::{Facts, Key};
 use super::{idefics3, pixtral};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Gate, Gated, LayerSpec, LogitsSpec, Mask,
-    ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, ResidualScale, Values,
+    Activation, Attention, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm,
+    NormKind, OutputMatrix, OutputSpec,
 };
 
 /// Inner width of feed-forward blocks.
@@ -55,39 +55,11 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         Some(size) => size,
         None => usize::checked_div(hidden, query_heads).unwrap_or(0),
     };
-    let attention = Attention {
-        query_heads,
-        kv_heads: query_heads,
-        head_dim,
-        mask: Mask::Causal,
-        rope: Some(0),
-        qk_norm: None,
-        value_norm: false,
-        values: Values::Projected,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        soft_cap: None,
-        temperature: None,
-        shares: None,
-        biases: Biases::default(),
-        sinks: false,
-        gate: Gate::None,
-        latent: None,
-    };
-    let block = Gated {
-        inner: 0,
-        activation: activation(facts)?,
-        gate_scale: None,
-        gate_cutoff: None,
-    };
-    let layer = LayerSpec {
-        attention: Some(attention),
-        recurrence: None,
-        feed_forward: FeedForward::Gated(block),
-        norms: Norms::Before,
-        laurel: None,
-        residual_scale: ResidualScale::default(),
-        output_scale: false,
-    };
+    let activation = activation(facts)?;
+    let layer = LayerSpec::usual(
+        Attention::usual(query_heads, head_dim),
+        FeedForward::Gated(Gated::usual(0, activation)),
+    );
     let [full, _] = facts.ropes(head_dim, head_dim)?;
     let mut layers = vec![layer; count];
     for (index, layer) in layers.iter_mut().enumerate() {
@@ -102,10 +74,9 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
                 None => facts.required(FEED_FORWARD)?,
             },
         };
-        layer.feed_forward = FeedForward::Gated(Gated { inner, ..block });
+        layer.feed_forward = FeedForward::Gated(Gated::usual(inner, activation));
     }
     Ok(ModelSpec {
-        family: facts.family(),
         hidden,
         vocabulary: facts.vocabulary()?,
         context_tokens: facts.required(Key::new(
@@ -116,22 +87,19 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
             kind: NormKind::Rms,
             epsilon: epsilon(facts)?,
         },
-        embedding_scale: None,
-        patches: None,
-        images: None,
-        learned_input: None,
-        per_layer_inputs: None,
-        altup: None,
         ropes: vec![full],
         layers,
-        layers_ahead: 0,
-        head: None,
-        output: OutputSpec::Logits(LogitsSpec {
-            matrix: output_matrix(facts)?,
-            scale: None,
-            soft_cap: None,
-        }),
+        ..ModelSpec::usual(facts.family(), logits(facts)?)
     })
+}
+
+/// Logits by the output matrix, as they are.
+pub(crate) fn logits(facts: &Facts<'_>) -> Result<OutputSpec, ConfigError> {
+    Ok(OutputSpec::Logits(LogitsSpec {
+        matrix: output_matrix(facts)?,
+        scale: None,
+        soft_cap: None,
+    }))
 }
 
 /// One more than any model may have, so that a file cannot ask for memory by its number of layers.

@@ -150,10 +150,7 @@ impl Fact for Labels {
 pub(super) fn give_biases(spec: &mut ModelSpec) {
     spec.norm.kind = NormKind::BiasedLayer;
     for layer in &mut spec.layers {
-        layer.attention_mut().biases = Biases {
-            projections: true,
-            output: true,
-        };
+        layer.attention_mut().biases = Biases::ALL;
     }
 }
 

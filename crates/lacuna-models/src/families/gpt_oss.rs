@@ -33,10 +33,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     }
     for layer in &mut spec.layers {
         layer.attention_mut().sinks = true;
-        layer.attention_mut().biases = Biases {
-            projections: true,
-            output: true,
-        };
+        layer.attention_mut().biases = Biases::ALL;
     }
     let mut experts = experts(facts, &mut spec)?;
     experts.routing.scores = Scores::SoftmaxOfChosen;

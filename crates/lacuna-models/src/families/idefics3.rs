@@ -4,20 +4,19 @@
 use serde_json::{Map, Value};
 
 use super::facts::{Fact, Key};
-use super::siglip::{self, GGUF, OLDER_GGUF};
+use super::siglip::{self, OLDER_GGUF};
 use super::vision::{
-    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, resampling,
-    vision_config,
+    Encoder, GGUF, IMAGE_SIZE, KEYS, PATCH_SIZE, RowsOf, USUAL_PIXELS, expect_type, not_alone,
+    pixels_of, pixels_of_gguf, preprocessing, resampling, vision_config,
 };
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
     Frames, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
-    LearnedPlaces, Merge, ModelSpec, OutputSpec, PatchOrder, Patches, Resampling, TileMarks,
-    Tiling,
+    LearnedPlaces, Merge, ModelSpec, PatchOrder, Patches, Resampling, TileMarks, Tiling,
 };
 use lacuna_files::gguf;
-use lacuna_files::huggingface::{Config, Folder};
+use lacuna_files::huggingface::Folder;
 
 /// Classes of folders with such an encoder.
 pub(super) const CLASSES: &[&str] = &[
@@ -65,7 +64,7 @@ const fn family(gguf: &'static [(&'static str, &'static str)]) -> Family {
     Family {
         name: NAME,
         classes: &[],
-        spec: siglip::spec,
+        spec: not_alone,
         naming: Naming {
             parts: &[
                 ("patch_embd", "vision_model.embeddings.patch_embedding"),
@@ -90,8 +89,8 @@ const fn family(gguf: &'static [(&'static str, &'static str)]) -> Family {
     }
 }
 
-/// Classes of the encoder's part in `config.json`.
-const KINDS: &[&str] = &["idefics3", "idefics3_vision", "smolvlm_vision", "vision"];
+/// Types of the encoder's part in `config.json`.
+const TYPES: &[&str] = &["idefics3", "idefics3_vision", "smolvlm_vision", "vision"];
 /// What `transformers` takes where a folder does not say it: of the encoder, its rows, and preprocessing.
 const USUAL: &[(&str, usize)] = &[
     ("hidden_size", 1152),
@@ -125,21 +124,10 @@ fn from_gguf(metadata: &gguf::Metadata, _: RowsOf<'_>) -> Result<ModelSpec, Conf
 }
 
 fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
-    let Some(vision) = vision_config(folder)? else {
+    let Some(vision) = vision_config(folder, USUAL)? else {
         return Ok(None);
     };
-    let kind = vision.map().get("model_type").and_then(Value::as_str);
-    if !kind.is_some_and(|kind| KINDS.contains(&kind)) {
-        return Err(ConfigError::Unsupported {
-            feature: format!("a vision model of the type {}", kind.unwrap_or("(none)")),
-            supported: "idefics3_vision and smolvlm_vision are",
-        });
-    }
-    let mut map = vision.map().clone();
-    for (name, usual) in USUAL {
-        map.entry(*name).or_insert_with(|| (*usual).into());
-    }
-    let vision = Config::parse(&serde_json::to_vec(&map).unwrap_or_default())?;
+    expect_type(&vision, TYPES, "idefics3_vision and smolvlm_vision are")?;
     let facts = Facts::huggingface(&vision, KEYS);
     let model = Facts::huggingface(folder.config(), KEYS);
     let preprocessing = preprocessing(folder)?;
@@ -154,9 +142,6 @@ fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
     tower.spec(&facts).map(Some)
 }
 
-/// Pixels of an image's side.
-const IMAGE_SIZE: Key = Key::new("vision.image_size", "image_size");
-
 /// What is said beside the encoder's own description.
 struct Tower {
     tiling: Tiling,
@@ -169,32 +154,32 @@ struct Tower {
 
 impl Tower {
     fn spec(&self, facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-        let pixels = facts.required(Key::new("vision.patch_size", "patch_size"))?;
+        let pixels = facts.required(PATCH_SIZE)?;
         let per_side = usize::checked_div(self.tiling.side, pixels).unwrap_or(0);
         let [mean, deviation] = self.pixels;
-        let mut spec = siglip::spec(facts)?;
-        spec.family = NAME;
-        // Validated later; a product of what is out of range must not overflow before.
-        spec.context_tokens = per_side.saturating_mul(per_side).max(1);
-        spec.patches = Some(Patches {
-            pixels,
-            size: ImageSize::Tiles(self.tiling),
-            resampling: self.resampling,
-            frames: Frames::One,
-            order: PatchOrder::Rows,
-            places: LearnedPlaces::Each,
-            normed: false,
-            mean,
-            deviation,
-        });
-        spec.images = Some(IMAGES);
-        spec.output = OutputSpec::Image(ImageRows {
+        let rows = ImageRows {
             merged: self.merged.unwrap_or(USUAL_SCALE),
             merge: Merge::Joined,
             width: self.width,
             deepstack: [None; ImageRows::MOST_DEEPSTACK],
-        });
-        Ok(spec)
+        };
+        Ok(ModelSpec {
+            // Validated later; a product of what is out of range must not overflow before.
+            context_tokens: per_side.saturating_mul(per_side).max(1),
+            patches: Some(Patches {
+                pixels,
+                size: ImageSize::Tiles(self.tiling),
+                resampling: self.resampling,
+                frames: Frames::One,
+                order: PatchOrder::Rows,
+                places: LearnedPlaces::Each,
+                normed: false,
+                mean,
+                deviation,
+            }),
+            images: Some(IMAGES),
+            ..siglip::spec(NAME, facts, rows)?
+        })
     }
 }
 

@@ -1,12 +1,12 @@
 //! Mamba-2 by itself: layers that keep a state, without attention and feed-forward blocks.
 
-use super::decoder::{LAYERS_READ, epsilon, output_matrix};
+use super::decoder::{LAYERS_READ, epsilon, logits};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    FeedForward, LayerSpec, LogitsSpec, Mamba2, ModelSpec, Norm, NormKind, Norms, OutputSpec,
-    Recurrence, ResidualScale, StateNorm, TimeStepLimits,
+    FeedForward, LayerSpec, Mamba2, ModelSpec, Norm, NormKind,
+    Recurrence, StateNorm, TimeStepLimits,
 };
 
 pub(crate) const FAMILY: Family = Family {
@@ -40,16 +40,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let count: usize = facts.required(Key::new("block_count", "num_hidden_layers"))?;
     let context: Option<usize> = facts.get(Key::gguf("context_length"))?;
     let layer = LayerSpec {
-        attention: None,
         recurrence: Some(Recurrence::Mamba2(mamba2(facts)?)),
-        feed_forward: FeedForward::None,
-        norms: Norms::Before,
-        laurel: None,
-        residual_scale: ResidualScale::default(),
-        output_scale: false,
+        ..LayerSpec::without_attention(FeedForward::None)
     };
     Ok(ModelSpec {
-        family: facts.family(),
         hidden: facts.required(Key::new("embedding_length", "hidden_size"))?,
         vocabulary: facts.vocabulary()?,
         context_tokens: context.unwrap_or(USUAL_CONTEXT),
@@ -57,21 +51,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             kind: NormKind::Rms,
             epsilon: epsilon(facts)?,
         },
-        embedding_scale: None,
-        patches: None,
-        images: None,
-        learned_input: None,
-        per_layer_inputs: None,
-        altup: None,
-        ropes: Vec::new(),
         layers: vec![layer; count.min(LAYERS_READ)],
-        layers_ahead: 0,
-        head: None,
-        output: OutputSpec::Logits(LogitsSpec {
-            matrix: output_matrix(facts)?,
-            scale: None,
-            soft_cap: None,
-        }),
+        ..ModelSpec::usual(facts.family(), logits(facts)?)
     })
 }
 

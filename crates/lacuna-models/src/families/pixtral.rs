@@ -6,20 +6,19 @@ use lacuna_kernels::RopeStyle;
 use serde_json::{Map, Value};
 
 use super::facts::Key;
-use super::siglip::GGUF;
 use super::vision::{
-    Encoder, KEYS, RowsOf, pixels_of, pixels_of_gguf, preprocessing, resampling, vision_config,
+    Encoder, GGUF, IMAGE_SIZE, KEYS, PATCH_SIZE, RowsOf, Sizes, expect_type, not_alone, pixels_of,
+    pixels_of_gguf, preprocessing, resampling, vision_config,
 };
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, Gated, ImageAttention, ImageInput,
-    ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Mask, Merge,
-    ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches, Resampling, ResidualScale,
-    Rope, RopeAxes, RopeScaling, Values,
+    Activation, FeedForward, Frames, Gated, ImageAttention, ImageInput, ImagePlace, ImagePrompt,
+    ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge, ModelSpec, Norm, NormKind, PatchOrder,
+    Patches, Resampling, Rope, RopeAxes, RopeScaling,
 };
 use lacuna_files::gguf;
-use lacuna_files::huggingface::{Config, Folder};
+use lacuna_files::huggingface::Folder;
 
 /// The class of Pixtral 12B's folders, and of those of LLaVA with other encoders.
 pub(super) const LLAVA: &str = "LlavaForConditionalGeneration";
@@ -56,13 +55,7 @@ pub(super) static ENCODER: Encoder = Encoder {
 static PIXTRAL: Family = Family {
     name: NAME,
     classes: &[],
-    // What the files of an encoder say is read by their kind.
-    spec: |_| {
-        Err(ConfigError::Unsupported {
-            feature: "an encoder of images as a model".to_owned(),
-            supported: "beside a model of language it is",
-        })
-    },
+    spec: not_alone,
     naming: Naming {
         parts: &[
             ("patch_embd", "vision_tower.patch_conv"),
@@ -163,21 +156,10 @@ fn from_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<ModelSpec
 }
 
 fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
-    let Some(vision) = vision_config(folder)? else {
+    let Some(vision) = vision_config(folder, USUAL)? else {
         return Ok(None);
     };
-    let kind = vision.map().get("model_type").and_then(Value::as_str);
-    if kind != Some(NAME) {
-        return Err(ConfigError::Unsupported {
-            feature: format!("a vision model of the type {}", kind.unwrap_or("(none)")),
-            supported: "pixtral is",
-        });
-    }
-    let mut map = vision.map().clone();
-    for (name, usual) in USUAL {
-        map.entry(*name).or_insert_with(|| (*usual).into());
-    }
-    let vision = Config::parse(&serde_json::to_vec(&map).unwrap_or_default())?;
+    expect_type(&vision, &[NAME], "pixtral is")?;
     let facts = Facts::huggingface(&vision, NAME);
     let model = Facts::huggingface(folder.config(), NAME);
     expect_last_rows(&model)?;
@@ -250,8 +232,6 @@ fn longest_edge(preprocessing: &Map<String, Value>) -> Option<usize> {
     usize::try_from(longest).ok()
 }
 
-const IMAGE_SIZE: Key = Key::new("vision.image_size", "image_size");
-
 /// What files say in ways of their own.
 struct Tower {
     epsilon: f32,
@@ -270,21 +250,7 @@ struct Tower {
 
 impl Tower {
     fn spec(&self, facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-        let hidden: usize = facts.required(Key::new("vision.embedding_length", "hidden_size"))?;
-        let heads: usize = facts.required(Key::new(
-            "vision.attention.head_count",
-            "num_attention_heads",
-        ))?;
-        let layers: usize = facts.required(Key::new("vision.block_count", "num_hidden_layers"))?;
-        let inner = facts.required(Key::new("vision.feed_forward_length", "intermediate_size"))?;
-        let head_dim = usize::checked_div(hidden, heads).unwrap_or(0);
-        if head_dim.checked_mul(heads) != Some(hidden) {
-            return Err(ConfigError::OutOfRange {
-                field: "heads of the vision model",
-                value: heads,
-                limit: hidden,
-            });
-        }
+        let sizes = Sizes::read(facts)?;
         let theta = match facts.of_rope("rope_theta")? {
             Some(theta) => Some(theta),
             None => facts.get(Key::huggingface("rope_theta"))?,
@@ -292,46 +258,40 @@ impl Tower {
         let rope = Rope {
             // The converter permutes the rows of queries and keys.
             style: facts.style(RopeStyle::Interleaved),
-            dimensions: head_dim,
+            dimensions: sizes.head_dim,
             theta: theta.unwrap_or(USUAL_THETA),
             scaling: RopeScaling::None,
             file_factors: false,
             axes: RopeAxes::PatchInTurn,
         };
         let patches = self.patches(facts)?;
-        Ok(ModelSpec {
-            head: None,
-            family: NAME,
-            hidden,
-            // It has none; nothing is as large as this.
-            vocabulary: 1,
-            context_tokens: patches.most(),
-            norm: Norm {
-                kind: NormKind::Rms,
-                epsilon: self.epsilon,
+        let layer = LayerSpec::usual(
+            sizes.attention(),
+            FeedForward::Gated(Gated::usual(sizes.inner, self.activation)),
+        );
+        let norm = Norm {
+            kind: NormKind::Rms,
+            epsilon: self.epsilon,
+        };
+        let rows = ImageRows {
+            merged: self.merged,
+            merge: Merge::Apart {
+                reduced: self.reduced,
             },
-            embedding_scale: None,
+            width: self.width,
+            deepstack: [None; ImageRows::MOST_DEEPSTACK],
+        };
+        Ok(ModelSpec {
+            context_tokens: patches.most(),
             patches: Some(patches),
             images: Some(IMAGES),
-            learned_input: None,
-            per_layer_inputs: None,
-            altup: None,
             ropes: vec![rope],
-            layers: vec![self.layer([heads, head_dim, inner]); layers.min(MOST_LAYERS + 1)],
-            layers_ahead: 0,
-            output: OutputSpec::Image(ImageRows {
-                merged: self.merged,
-                merge: Merge::Apart {
-                    reduced: self.reduced,
-                },
-                width: self.width,
-                deepstack: [None; ImageRows::MOST_DEEPSTACK],
-            }),
+            ..sizes.spec(NAME, norm, layer, rows)
         })
     }
 
     fn patches(&self, facts: &Facts<'_>) -> Result<Patches, ConfigError> {
-        let pixels: usize = facts.required(Key::new("vision.patch_size", "patch_size"))?;
+        let pixels: usize = facts.required(PATCH_SIZE)?;
         let most = Patches::MOST_PER_SIDE * Patches::MOST_PIXELS;
         let unit = pixels.saturating_mul(self.merged);
         if unit == 0 || unit > most || self.longest_edge > most {
@@ -360,41 +320,4 @@ impl Tower {
             deviation,
         })
     }
-
-    fn layer(&self, [heads, head_dim, inner]: [usize; 3]) -> LayerSpec {
-        LayerSpec {
-            attention: Some(Attention {
-                query_heads: heads,
-                kv_heads: heads,
-                head_dim,
-                mask: Mask::Full,
-                rope: Some(0),
-                qk_norm: None,
-                value_norm: false,
-                values: Values::Projected,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                soft_cap: None,
-                temperature: None,
-                shares: None,
-                biases: Biases::default(),
-                sinks: false,
-                gate: Gate::None,
-                latent: None,
-            }),
-            recurrence: None,
-            feed_forward: FeedForward::Gated(Gated {
-                inner,
-                activation: self.activation,
-                gate_scale: None,
-                gate_cutoff: None,
-            }),
-            norms: Norms::Before,
-            laurel: None,
-            residual_scale: ResidualScale::default(),
-            output_scale: false,
-        }
-    }
 }
-
-/// More are out of range, which validation says; as many as a file claims would be a lot of memory first.
-const MOST_LAYERS: usize = 4096;

@@ -6,16 +6,16 @@ use serde_json::{Map, Value};
 
 use super::facts::Key;
 use super::vision::{
-    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, resampling,
-    vision_config,
+    Encoder, GGUF, KEYS, PATCH_SIZE, RowsOf, Sizes, USUAL_PIXELS, not_alone, pixels_of,
+    pixels_of_gguf, preprocessing, resampling, vision_config,
 };
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, Gated, ImageAttention, ImageInput,
-    ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Mask, Merge,
-    ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches, Plain, Resampling,
-    ResidualScale, Rope, RopeAxes, RopeScaling, Tap, Values, Windows,
+    Activation, Attention, Biases, FeedForward, Frames, Gated, ImageAttention, ImageInput,
+    ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge, ModelSpec,
+    Norm, NormKind, PatchOrder, Patches, Plain, Resampling, Rope, RopeAxes, RopeScaling, Tap,
+    Windows,
 };
 use lacuna_files::gguf::{self, FromValue};
 use lacuna_files::huggingface::Folder;
@@ -23,8 +23,7 @@ use lacuna_files::huggingface::Folder;
 static QWEN: Family = Family {
     name: "qwen-vision",
     classes: &[],
-    // What the files of an encoder say is read by their kind.
-    spec: |_| Err(not_alone()),
+    spec: not_alone,
     naming: Naming {
         parts: &[
             ("patch_embd", "visual.patch_embed.proj"),
@@ -39,7 +38,7 @@ static QWEN: Family = Family {
             ("mm.0", "visual.merger.linear_fc1"),
             ("mm.2", "visual.merger.linear_fc2"),
         ],
-        gguf: GGUF_PARTS,
+        gguf: GGUF,
         gguf_inside: Some("v."),
         gguf_bare: &[crate::layers::SECOND_FRAME],
         numbered: &[
@@ -107,13 +106,6 @@ static OLDEST: Family = Family {
     ..QWEN
 };
 
-const GGUF_PARTS: &[(&str, &str)] = &[
-    ("attn_norm", "ln1"),
-    ("attn_output", "attn_out"),
-    ("ffn_norm", "ln2"),
-    ("output_norm", "post_ln"),
-];
-
 /// Qwen 3 VL's, which Qwen 3.5 has too.
 pub(super) static QWEN_3: Encoder = Encoder {
     family: &QWEN,
@@ -148,13 +140,6 @@ pub(super) static QWEN_2: Encoder = Encoder {
     gguf: |metadata, rows_of| of_gguf(Kind::Two, metadata, rows_of),
     folder: |folder| of_folder(Kind::Two, folder),
 };
-
-fn not_alone() -> ConfigError {
-    ConfigError::Unsupported {
-        feature: "an encoder of images as a model".to_owned(),
-        supported: "beside a model of language it is",
-    }
-}
 
 // --- decoders --------------------------------------------------------------------------------
 
@@ -293,7 +278,7 @@ fn of_gguf(
 }
 
 fn of_folder(kind: Kind, folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
-    let Some(vision) = vision_config(folder)? else {
+    let Some(vision) = vision_config(folder, &[])? else {
         return Ok(None);
     };
     let facts = Facts::huggingface(&vision, QWEN.name);
@@ -427,19 +412,34 @@ fn bounds(preprocessing: &Map<String, Value>) -> [Option<usize>; 2] {
     })
 }
 
+impl Kind {
+    fn layer(self, sizes: &Sizes) -> LayerSpec {
+        let attention = Attention {
+            biases: Biases::ALL,
+            ..sizes.attention()
+        };
+        let plain = |activation| {
+            FeedForward::Plain(Plain {
+                inner: sizes.inner,
+                activation,
+                biases: true,
+            })
+        };
+        let block = match self {
+            Self::Two => plain(Activation::QuickGelu),
+            Self::TwoAndAHalf => FeedForward::Gated(Gated::usual(sizes.inner, Activation::Silu)),
+            Self::Three => plain(Activation::GeluTanh),
+        };
+        LayerSpec::usual(attention, block)
+    }
+}
+
 impl Tower {
     fn spec(self, facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-        let pixels: usize = facts.required(Key::new("vision.patch_size", "patch_size"))?;
-        let heads: usize = facts.required(Key::new("vision.attention.head_count", "num_heads"))?;
-        let layers: usize = facts.required(LAYERS)?;
-        let head_dim = usize::checked_div(self.hidden, heads).unwrap_or(0);
-        if head_dim.checked_mul(heads) != Some(self.hidden) {
-            return Err(ConfigError::OutOfRange {
-                field: "heads of the vision model",
-                value: heads,
-                limit: self.hidden,
-            });
-        }
+        let pixels: usize = facts.required(PATCH_SIZE)?;
+        let heads = facts.required(Key::new("vision.attention.head_count", "num_heads"))?;
+        let layers = facts.required(LAYERS)?;
+        let sizes = Sizes::new([self.hidden, self.inner], heads, layers)?;
         let epsilon: Option<f32> = facts.get(Key::gguf("vision.attention.layer_norm_epsilon"))?;
         let windows = match self.full_every {
             None => None,
@@ -458,41 +458,30 @@ impl Tower {
         slots.for_each(|(slot, tap)| *slot = Some(*tap));
         let rope = Rope {
             style: RopeStyle::HalfSplit,
-            dimensions: head_dim,
+            dimensions: sizes.head_dim,
             theta: facts.of_rope("rope_theta")?.unwrap_or(USUAL_THETA),
             scaling: RopeScaling::None,
             file_factors: false,
             axes: RopeAxes::Patch,
         };
-        Ok(ModelSpec {
-            family: QWEN.name,
-            hidden: self.hidden,
-            // It has none; nothing is as large as this.
-            vocabulary: 1,
-            context_tokens: patches.most(),
-            norm: Norm {
-                kind: match self.kind {
-                    Kind::TwoAndAHalf => NormKind::Rms,
-                    Kind::Two | Kind::Three => NormKind::BiasedLayer,
-                },
-                epsilon: epsilon.unwrap_or(EPSILON),
+        let norm = Norm {
+            kind: match self.kind {
+                Kind::TwoAndAHalf => NormKind::Rms,
+                Kind::Two | Kind::Three => NormKind::BiasedLayer,
             },
-            embedding_scale: None,
+            epsilon: epsilon.unwrap_or(EPSILON),
+        };
+        let rows = ImageRows {
+            merged: self.merged,
+            merge: Merge::SideBySide,
+            width: self.width,
+            deepstack,
+        };
+        Ok(ModelSpec {
+            context_tokens: patches.most(),
             patches: Some(patches),
-            images: None,
-            learned_input: None,
-            per_layer_inputs: None,
-            altup: None,
             ropes: vec![rope],
-            layers: vec![self.layer(heads, head_dim); layers.min(MOST_LAYERS + 1)],
-            layers_ahead: 0,
-            head: None,
-            output: OutputSpec::Image(ImageRows {
-                merged: self.merged,
-                merge: Merge::SideBySide,
-                width: self.width,
-                deepstack,
-            }),
+            ..sizes.spec(QWEN.name, norm, self.kind.layer(&sizes), rows)
         })
     }
 
@@ -545,57 +534,7 @@ impl Tower {
             deviation: self.deviation,
         })
     }
-
-    fn layer(&self, heads: usize, head_dim: usize) -> LayerSpec {
-        LayerSpec {
-            attention: Some(Attention {
-                query_heads: heads,
-                kv_heads: heads,
-                head_dim,
-                mask: Mask::Full,
-                rope: Some(0),
-                qk_norm: None,
-                value_norm: false,
-                values: Values::Projected,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                soft_cap: None,
-                temperature: None,
-                shares: None,
-                biases: Biases {
-                    projections: true,
-                    output: true,
-                },
-                sinks: false,
-                gate: Gate::None,
-                latent: None,
-            }),
-            recurrence: None,
-            feed_forward: match self.kind {
-                Kind::TwoAndAHalf => FeedForward::Gated(Gated {
-                    inner: self.inner,
-                    activation: Activation::Silu,
-                    gate_scale: None,
-                    gate_cutoff: None,
-                }),
-                kind => FeedForward::Plain(Plain {
-                    inner: self.inner,
-                    activation: match kind {
-                        Kind::Two => Activation::QuickGelu,
-                        Kind::TwoAndAHalf | Kind::Three => Activation::GeluTanh,
-                    },
-                    biases: true,
-                }),
-            },
-            norms: Norms::Before,
-            laurel: None,
-            residual_scale: ResidualScale::default(),
-            output_scale: false,
-        }
-    }
 }
-
-/// More are out of range, which validation says; as many as a file claims would be a lot of memory first.
-const MOST_LAYERS: usize = 4096;
 
 /// Pixels of a square of patches, which keeps products of sizes small.
 const MOST_UNIT_PIXELS: usize = 1 << 20;

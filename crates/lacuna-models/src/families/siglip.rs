@@ -1,18 +1,16 @@
 //! SigLIP as an encoder of images: a Hugging Face folder has it beside the model of language, GGUF in a file of its
 //! own (`mmproj`), along with what makes rows of the decoder's width (Gemma 3).
 
-use serde_json::Value;
-
 use super::facts::Key;
 use super::vision::{
-    Encoder, KEYS, RowsOf, USUAL_PIXELS, pixels_of, pixels_of_gguf, preprocessing, vision_config,
+    Encoder, GGUF, IMAGE_SIZE, KEYS, PATCH_SIZE, RowsOf, Sizes, USUAL_PIXELS, expect_type,
+    not_alone, pixels_of, pixels_of_gguf, preprocessing, vision_config,
 };
 use super::{Facts, Family, Given, Naming, Shape};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gate, ImageRows, ImageSize, LayerSpec,
-    LearnedPlaces, Mask, Merge, ModelSpec, Norm, NormKind, Norms, OutputSpec, PatchOrder, Patches,
-    Plain, Resampling, ResidualScale, Values,
+    Activation, Attention, Biases, FeedForward, Frames, ImageRows, ImageSize, LayerSpec,
+    LearnedPlaces, Merge, ModelSpec, Norm, NormKind, PatchOrder, Patches, Plain, Resampling,
 };
 use lacuna_files::gguf;
 use lacuna_files::huggingface::Folder;
@@ -31,7 +29,7 @@ static OLDER: Family = Family {
 const USUAL: Family = Family {
     name: "siglip",
     classes: &[],
-    spec,
+    spec: not_alone,
     naming: Naming {
         parts: &[
             (
@@ -88,15 +86,7 @@ const USUAL: Family = Family {
     }],
 };
 
-/// What GGUF files call parts of encoders otherwise than those of decoders.
-pub(super) const GGUF: &[(&str, &str)] = &[
-    ("attn_norm", "ln1"),
-    ("attn_output", "attn_out"),
-    ("ffn_norm", "ln2"),
-    ("output_norm", "post_ln"),
-];
-
-/// The same where feed-forward matrices have each other's names.
+/// [`GGUF`] where feed-forward matrices have each other's names.
 pub(super) const OLDER_GGUF: &[(&str, &str)] = &[
     ("attn_norm", "ln1"),
     ("attn_output", "attn_out"),
@@ -130,16 +120,10 @@ fn from_gguf(metadata: &gguf::Metadata, _: RowsOf<'_>) -> Result<ModelSpec, Conf
 }
 
 fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
-    let Some(vision) = vision_config(folder)? else {
+    let Some(vision) = vision_config(folder, &[])? else {
         return Ok(None);
     };
-    let kind = vision.map().get("model_type").and_then(Value::as_str);
-    if kind != Some(KIND) {
-        return Err(ConfigError::Unsupported {
-            feature: format!("a vision model of the type {}", kind.unwrap_or("(none)")),
-            supported: "siglip_vision_model is",
-        });
-    }
+    expect_type(&vision, &["siglip_vision_model"], "siglip_vision_model is")?;
     let text = Facts::huggingface(folder.config(), SIGLIP.name);
     let facts = Facts::huggingface(&vision, SIGLIP.name);
     let tokens = text.get(Key::huggingface("mm_tokens_per_image"))?;
@@ -153,7 +137,6 @@ fn from_folder(folder: &Folder) -> Result<Option<ModelSpec>, ConfigError> {
     tower.spec(&facts).map(Some)
 }
 
-const KIND: &str = "siglip_vision_model";
 /// What `transformers` and llama.cpp take where a file does not say it.
 const USUAL_ROWS: usize = 256;
 const USUAL_MERGED: usize = 4;
@@ -177,8 +160,8 @@ struct Tower {
 
 impl Tower {
     fn spec(&self, facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-        let image = facts.required(Key::new("vision.image_size", "image_size"))?;
-        let pixels = facts.required(Key::new("vision.patch_size", "patch_size"))?;
+        let image = facts.required(IMAGE_SIZE)?;
+        let pixels = facts.required(PATCH_SIZE)?;
         let per_side = usize::checked_div(image, pixels).unwrap_or(0);
         if image != per_side * pixels {
             return Err(ConfigError::Unsupported {
@@ -190,120 +173,68 @@ impl Tower {
             Merged::Patches(merged) => merged,
             Merged::Rows(rows) => usize::checked_div(per_side, rows.isqrt()).unwrap_or(0),
         };
-        let mut spec = spec(facts)?;
-        let norm_epsilon = spec.norm.epsilon;
-        // Validated later; a product of what is out of range must not overflow before.
-        spec.context_tokens = per_side.saturating_mul(per_side);
-        spec.patches = Some(Patches {
-            pixels,
-            size: ImageSize::Square { per_side },
-            resampling: Resampling::Bilinear,
-            frames: Frames::One,
-            order: PatchOrder::Rows,
-            places: LearnedPlaces::Each,
-            normed: false,
-            mean: self.mean,
-            deviation: self.deviation,
-        });
-        spec.output = OutputSpec::Image(ImageRows {
+        let rows = ImageRows {
             merged,
-            merge: Merge::Mean { norm_epsilon },
+            merge: Merge::Mean {
+                norm_epsilon: epsilon(facts)?,
+            },
             width: self.width,
             deepstack: [None; ImageRows::MOST_DEEPSTACK],
-        });
-        Ok(spec)
+        };
+        Ok(ModelSpec {
+            // Validated later; a product of what is out of range must not overflow before.
+            context_tokens: per_side.saturating_mul(per_side),
+            patches: Some(Patches {
+                pixels,
+                size: ImageSize::Square { per_side },
+                resampling: Resampling::Bilinear,
+                frames: Frames::One,
+                order: PatchOrder::Rows,
+                places: LearnedPlaces::Each,
+                normed: false,
+                mean: self.mean,
+                deviation: self.deviation,
+            }),
+            ..spec(SIGLIP.name, facts, rows)?
+        })
     }
 }
 
-/// The layers; what is before and behind them is for [`Tower::spec`] to say.
-pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    let hidden: usize = facts.required(Key::new("vision.embedding_length", "hidden_size"))?;
-    let heads = facts.required(Key::new(
-        "vision.attention.head_count",
-        "num_attention_heads",
+fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
+    let epsilon = facts.get(Key::new(
+        "vision.attention.layer_norm_epsilon",
+        "layer_norm_eps",
     ))?;
-    let head_dim = usize::checked_div(hidden, heads).unwrap_or(0);
-    if hidden != head_dim * heads {
-        return Err(ConfigError::OutOfRange {
-            field: "heads of the vision model",
-            value: heads,
-            limit: hidden,
-        });
-    }
+    Ok(epsilon.unwrap_or(USUAL_EPSILON))
+}
+
+/// The layers, and `rows` of what they make. What is before them is for those to say that have them.
+pub(super) fn spec(
+    family: &'static str,
+    facts: &Facts<'_>,
+    rows: ImageRows,
+) -> Result<ModelSpec, ConfigError> {
+    let sizes = Sizes::read(facts)?;
     facts.expect(
         Key::huggingface("hidden_act"),
         "gelu_pytorch_tanh".to_owned(),
         "gelu_pytorch_tanh is",
     )?;
-    let epsilon = facts.get(Key::new(
-        "vision.attention.layer_norm_epsilon",
-        "layer_norm_eps",
-    ))?;
-    let layers: usize = facts.required(Key::new("vision.block_count", "num_hidden_layers"))?;
-    let inner = facts.required(Key::new("vision.feed_forward_length", "intermediate_size"))?;
-    let layer = LayerSpec {
-        attention: Some(Attention {
-            query_heads: heads,
-            kv_heads: heads,
-            head_dim,
-            mask: Mask::Full,
+    let layer = LayerSpec::usual(
+        Attention {
             rope: None,
-            qk_norm: None,
-            value_norm: false,
-            values: Values::Projected,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            soft_cap: None,
-            temperature: None,
-            shares: None,
-            biases: Biases {
-                projections: true,
-                output: true,
-            },
-            sinks: false,
-            gate: Gate::None,
-            latent: None,
-        }),
-        recurrence: None,
-        feed_forward: FeedForward::Plain(Plain {
-            inner,
+            biases: Biases::ALL,
+            ..sizes.attention()
+        },
+        FeedForward::Plain(Plain {
+            inner: sizes.inner,
             activation: Activation::GeluTanh,
             biases: true,
         }),
-        norms: Norms::Before,
-        laurel: None,
-        residual_scale: ResidualScale::default(),
-        output_scale: false,
+    );
+    let norm = Norm {
+        kind: NormKind::BiasedLayer,
+        epsilon: epsilon(facts)?,
     };
-    Ok(ModelSpec {
-        family: SIGLIP.name,
-        hidden,
-        // It has none; nothing is as large as this.
-        vocabulary: 1,
-        context_tokens: 1,
-        norm: Norm {
-            kind: NormKind::BiasedLayer,
-            epsilon: epsilon.unwrap_or(USUAL_EPSILON),
-        },
-        embedding_scale: None,
-        patches: None,
-        images: None,
-        learned_input: None,
-        per_layer_inputs: None,
-        altup: None,
-        ropes: Vec::new(),
-        layers: vec![layer; layers.min(MOST_LAYERS + 1)],
-        layers_ahead: 0,
-        head: None,
-        output: OutputSpec::Image(ImageRows {
-            merged: 1,
-            merge: Merge::Mean {
-                norm_epsilon: USUAL_EPSILON,
-            },
-            width: hidden,
-            deepstack: [None; ImageRows::MOST_DEEPSTACK],
-        }),
-    })
+    Ok(sizes.spec(family, norm, layer, rows))
 }
-
-/// More are out of range, which validation says; as many as a file claims would be a lot of memory first.
-const MOST_LAYERS: usize = 4096;

@@ -3,9 +3,13 @@
 
 use serde_json::{Map, Value};
 
-use super::{Description, Family, Spelling, idefics3, pixtral, qwen_vision, siglip};
+use super::decoder::LAYERS_READ;
+use super::facts::Key;
+use super::{Description, Facts, Family, Spelling, idefics3, pixtral, qwen_vision, siglip};
 use crate::error::ConfigError;
-use crate::spec::{FeedForward, ModelSpec, Resampling};
+use crate::spec::{
+    Attention, FeedForward, ImageRows, LayerSpec, Mask, ModelSpec, Norm, OutputSpec, Resampling,
+};
 use crate::weights;
 use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
@@ -135,8 +139,11 @@ fn of_folder(folder: &Folder) -> Result<Found, ConfigError> {
     Ok(spec.map(|spec| (encoder.family, Spelling::HuggingFace, spec)))
 }
 
-/// What a folder says of its model's encoder, if it says something.
-pub(super) fn vision_config(folder: &Folder) -> Result<Option<Config>, ConfigError> {
+/// What a folder says of its model's encoder, if it says something. Numbers that it leaves out are the `usual`.
+pub(super) fn vision_config(
+    folder: &Folder,
+    usual: &[(&str, usize)],
+) -> Result<Option<Config>, ConfigError> {
     let vision = folder.config().map().get("vision_config");
     let Some(vision) = vision.and_then(Value::as_object) else {
         return Ok(None);
@@ -146,8 +153,127 @@ pub(super) fn vision_config(folder: &Folder) -> Result<Option<Config>, ConfigErr
     vision
         .entry("model_type")
         .or_insert_with(|| "vision".into());
+    for (name, usual) in usual {
+        vision.entry(*name).or_insert_with(|| (*usual).into());
+    }
     let vision = serde_json::to_vec(&vision).unwrap_or_default();
     Ok(Some(Config::parse(&vision)?))
+}
+
+/// Refuses encoders of other types than these, which `supported` says in words.
+pub(super) fn expect_type(
+    vision: &Config,
+    types: &[&str],
+    supported: &'static str,
+) -> Result<(), ConfigError> {
+    let found = vision.map().get("model_type").and_then(Value::as_str);
+    match found {
+        Some(found) if types.contains(&found) => Ok(()),
+        _ => Err(ConfigError::Unsupported {
+            feature: format!("a vision model of the type {}", found.unwrap_or("(none)")),
+            supported,
+        }),
+    }
+}
+
+/// What the metadata of an encoder's file is to a reader of models: files of encoders are read by their projector's type.
+pub(super) fn not_alone(_: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    Err(ConfigError::Unsupported {
+        feature: "an encoder of images as a model".to_owned(),
+        supported: "beside a model of language it is",
+    })
+}
+
+/// What GGUF files call parts of encoders otherwise than those of decoders.
+pub(super) const GGUF: &[(&str, &str)] = &[
+    ("attn_norm", "ln1"),
+    ("attn_output", "attn_out"),
+    ("ffn_norm", "ln2"),
+    ("output_norm", "post_ln"),
+];
+
+/// Pixels of an image's side.
+pub(super) const IMAGE_SIZE: Key = Key::new("vision.image_size", "image_size");
+/// Pixels of a patch's side.
+pub(super) const PATCH_SIZE: Key = Key::new("vision.patch_size", "patch_size");
+
+/// How large the layers of an encoder are, and how many it has.
+pub(super) struct Sizes {
+    /// Width of a patch's row.
+    hidden: usize,
+    /// Inner width of feed-forward blocks.
+    pub(super) inner: usize,
+    heads: usize,
+    pub(super) head_dim: usize,
+    layers: usize,
+}
+
+impl Sizes {
+    /// Of a width of rows and of feed-forward blocks, heads, and layers.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfRange`] for a width that is not divided by the heads.
+    pub(super) fn new(
+        [hidden, inner]: [usize; 2],
+        heads: usize,
+        layers: usize,
+    ) -> Result<Self, ConfigError> {
+        match usize::checked_rem(hidden, heads) {
+            Some(0) => Ok(Self {
+                hidden,
+                inner,
+                heads,
+                head_dim: hidden / heads,
+                layers,
+            }),
+            _ => Err(ConfigError::OutOfRange {
+                field: "heads of the vision model",
+                value: heads,
+                limit: hidden,
+            }),
+        }
+    }
+
+    /// By the keys that most files have.
+    pub(super) fn read(facts: &Facts<'_>) -> Result<Self, ConfigError> {
+        let heads = Key::new("vision.attention.head_count", "num_attention_heads");
+        let inner = Key::new("vision.feed_forward_length", "intermediate_size");
+        Self::new(
+            [
+                facts.required(Key::new("vision.embedding_length", "hidden_size"))?,
+                facts.required(inner)?,
+            ],
+            facts.required(heads)?,
+            facts.required(Key::new("vision.block_count", "num_hidden_layers"))?,
+        )
+    }
+
+    /// Patches see all of the image, by their places.
+    pub(super) fn attention(&self) -> Attention {
+        Attention {
+            mask: Mask::Full,
+            ..Attention::usual(self.heads, self.head_dim)
+        }
+    }
+
+    /// An encoder all of whose layers are like `layer`. What it makes of images before them is to be said still.
+    pub(super) fn spec(
+        &self,
+        family: &'static str,
+        norm: Norm,
+        layer: LayerSpec,
+        rows: ImageRows,
+    ) -> ModelSpec {
+        ModelSpec {
+            hidden: self.hidden,
+            // It has none; nothing is as large as this.
+            vocabulary: 1,
+            context_tokens: 1,
+            norm,
+            layers: vec![layer; self.layers.min(LAYERS_READ)],
+            ..ModelSpec::usual(family, OutputSpec::Image(rows))
+        }
+    }
 }
 
 /// What a folder says of how images are made ready.

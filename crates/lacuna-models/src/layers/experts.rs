@@ -215,16 +215,11 @@ impl Stream<'_> {
         program.step("shared-gate-up");
         let made = match experts.block {
             ExpertBlock::Gated(gating) => {
-                let block = Gated {
-                    inner,
-                    activation: match gating {
-                        Gating::Product(activation) => activation,
-                        Gating::Clamped { .. } => Activation::Silu,
-                    },
-                    gate_scale: None,
-                    gate_cutoff: None,
+                let activation = match gating {
+                    Gating::Product(activation) => activation,
+                    Gating::Clamped { .. } => Activation::Silu,
                 };
-                self.gated(&block, input, &SHARED, program)
+                self.gated(&Gated::usual(inner, activation), input, &SHARED, program)
             }
             ExpertBlock::Plain(activation) => {
                 let plain = Plain {

@@ -3,47 +3,23 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, ExpertBlock, Experts, FeedForward, Gate, Gated, Gating,
-    GroupScore, Groups, Latent, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec, QkNorm, ResidualScale, Rope, RopeAxes, RopeScaling, Router, Routing,
-    Scores, SharedExpert, Values,
+    Activation, Attention, ExpertBlock, Experts, FeedForward, Gated, Gating, GroupScore, Groups,
+    Latent, LayerSpec, LogitsSpec, ModelSpec, Norm, NormKind, OutputMatrix, OutputSpec, QkNorm,
+    Rope, RopeAxes, RopeScaling, Router, Routing, Scores, SharedExpert,
 };
 
 /// A decoder of three layers, all alike.
 pub(crate) fn small() -> ModelSpec {
-    let layer = LayerSpec {
-        attention: Some(Attention {
-            query_heads: 6,
+    let layer = LayerSpec::usual(
+        Attention {
             kv_heads: 2,
-            head_dim: 32,
-            mask: Mask::Causal,
-            rope: Some(0),
             qk_norm: Some(QkNorm::PerHead),
-            value_norm: false,
-            values: Values::Projected,
             scale: 0.25,
-            soft_cap: None,
-            temperature: None,
-            shares: None,
-            biases: Biases::default(),
-            sinks: false,
-            gate: Gate::None,
-            latent: None,
-        }),
-        recurrence: None,
-        feed_forward: FeedForward::Gated(Gated {
-            inner: 160,
-            activation: Activation::Silu,
-            gate_scale: None,
-            gate_cutoff: None,
-        }),
-        norms: Norms::Before,
-        laurel: None,
-        residual_scale: ResidualScale::default(),
-        output_scale: false,
-    };
+            ..Attention::usual(6, 32)
+        },
+        FeedForward::Gated(Gated::usual(160, Activation::Silu)),
+    );
     ModelSpec {
-        family: "qwen3",
         hidden: 96,
         vocabulary: 500,
         context_tokens: 256,
@@ -51,12 +27,6 @@ pub(crate) fn small() -> ModelSpec {
             kind: NormKind::Rms,
             epsilon: 1e-6,
         },
-        embedding_scale: None,
-        patches: None,
-        images: None,
-        learned_input: None,
-        per_layer_inputs: None,
-        altup: None,
         ropes: vec![Rope {
             style: RopeStyle::HalfSplit,
             dimensions: 32,
@@ -66,13 +36,14 @@ pub(crate) fn small() -> ModelSpec {
             axes: RopeAxes::One,
         }],
         layers: vec![layer; 3],
-        layers_ahead: 0,
-        head: None,
-        output: OutputSpec::Logits(LogitsSpec {
-            matrix: OutputMatrix::Tied,
-            scale: None,
-            soft_cap: None,
-        }),
+        ..ModelSpec::usual(
+            "qwen3",
+            OutputSpec::Logits(LogitsSpec {
+                matrix: OutputMatrix::Tied,
+                scale: None,
+                soft_cap: None,
+            }),
+        )
     }
 }
 

@@ -15,6 +15,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod usual;
 mod validate;
 
 use lacuna_kernels::AttentionShape;

@@ -34,6 +34,28 @@ fn zero_and_absurd_sizes_are_named() {
 }
 
 #[test]
+fn what_a_usual_model_leaves_to_be_said_is_refused_if_it_is_not() {
+    type Leave = fn(&mut ModelSpec, ModelSpec);
+    let usual = || ModelSpec::usual("usual", small().output);
+    let parts: [(&str, Leave); 5] = [
+        ("hidden", |spec, usual| spec.hidden = usual.hidden),
+        ("vocabulary", |spec, usual| {
+            spec.vocabulary = usual.vocabulary
+        }),
+        ("context", |spec, usual| {
+            spec.context_tokens = usual.context_tokens
+        }),
+        ("epsilon", |spec, usual| spec.norm = usual.norm),
+        ("layers", |spec, usual| spec.layers = usual.layers),
+    ];
+    for (part, leave) in parts {
+        let mut spec = small();
+        leave(&mut spec, usual());
+        assert!(message(&spec).contains(part), "{part}");
+    }
+}
+
+#[test]
 fn heads_that_do_not_group_are_refused() {
     let odd = small().each_layer(|layer| layer.attention_mut().query_heads = 5);
     assert!(matches!(
