@@ -38,7 +38,7 @@ use crate::threads::Pool;
 use crate::view::View;
 pub use mask::Mask;
 use mask::Sight;
-use partition::{Loaded, MANY, Partition};
+use partition::{Loaded, Partition};
 pub(crate) use sequences::Each;
 pub use sequences::{Cached, Sequences, SharedRows};
 use softmax::{Chunk, add_sink, clear, finish, merge};
@@ -71,6 +71,9 @@ const COLUMN_CHUNKS: usize = 2 * QUERY_CHUNKS;
 
 /// Tasks per thread that let threads finish together.
 const TASKS_PER_THREAD: usize = 4;
+
+/// Queries that a part of a KV head's has at least, where there are as many: each part goes through the rows for itself.
+const LEAST_PART: usize = 8;
 
 /// Tasks per thread that partitions are cut in by parts for, if they are fewer: whole rows are
 /// better read by one thread.
@@ -307,7 +310,7 @@ impl Attention<'_> {
     /// none is so small that this would be what the time goes to.
     fn in_parts(&self, wanted: usize) -> Self {
         let (all, heads) = (self.shape.group(), self.shape.kv_heads);
-        let most = wanted.div_ceil(heads).min(all / MANY);
+        let most = wanted.div_ceil(heads).min(all / LEAST_PART);
         let mut shares = (self.parts_per_head()..=most).rev();
         let shares = shares.find(|shares| all.is_multiple_of(*shares));
         Self {
