@@ -8,6 +8,7 @@
 
 use super::ahead::Ahead;
 use super::rows::BlockRows;
+use super::scores::together;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
 use super::{BLOCK_ROWS, PARTITION, PARTITION_CHUNKS};
@@ -60,34 +61,43 @@ impl Kernel for IntegerRows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.rows.queries_per_part {
-            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
-            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
-            _ => self.all::<S, 1>(s),
-        }
-    }
-}
-
-impl IntegerRows<'_> {
-    /// All queries, `T` of a head together.
-    #[inline(always)]
-    fn all<S: Simd, const T: usize>(self, s: S) {
         let per_head = self.rows.queries_per_part;
         let blocks = self.queries.len() / (self.rows.parts.len() * per_head);
         for rows in self.rows.sixteens() {
             for head in 0..self.rows.parts.len() {
                 let keys = rows.head(head, self.copy);
-                for first in (head * per_head..(head + 1) * per_head).step_by(T) {
-                    let queries = &self.queries[first * blocks..][..T * blocks];
-                    let sums = tile::<S, T>(s, &keys, queries);
+                let mut first = head * per_head;
+                let end = first + per_head;
+                while first < end {
+                    let queries = &self.queries[first * blocks..];
                     let place = first * PARTITION_CHUNKS + rows.start % PARTITION / LANES;
-                    let scores = self.scores[place..].iter_mut().step_by(PARTITION_CHUNKS);
-                    for (sums, scores) in sums.into_iter().zip(scores) {
-                        s.store(sums, &mut scores.0);
+                    let scores = &mut self.scores[place..];
+                    match (end - first, S::REGISTERS) {
+                        (4.., Registers::Many) => some::<S, 4>(s, &keys, queries, blocks, scores),
+                        (3, Registers::Many) => some::<S, 3>(s, &keys, queries, blocks, scores),
+                        (2.., _) => some::<S, 2>(s, &keys, queries, blocks, scores),
+                        _ => some::<S, 1>(s, &keys, queries, blocks, scores),
                     }
+                    first += together(end - first, S::REGISTERS);
                 }
             }
         }
+    }
+}
+
+/// Scores of the first `T` queries, of `blocks` each, and sixteen keys of their head.
+#[inline(always)]
+fn some<S: Simd, const T: usize>(
+    s: S,
+    keys: &HeadTile<'_>,
+    queries: &[QueryBlock],
+    blocks: usize,
+    scores: &mut [Chunk],
+) {
+    let sums = tile::<S, T>(s, keys, &queries[..T * blocks]);
+    let scores = scores.iter_mut().step_by(PARTITION_CHUNKS);
+    for (sums, scores) in sums.into_iter().zip(scores) {
+        s.store(sums, &mut scores.0);
     }
 }
 

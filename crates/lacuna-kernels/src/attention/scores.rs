@@ -41,51 +41,81 @@ impl<E: Pair, A: Arithmetic> Kernel for Rows<'_, E, A> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let many = S::REGISTERS == Registers::Many;
-        match self.rows.queries_per_part {
-            n if n.is_multiple_of(4) && many => self.all::<S, 4, GROUP>(s),
-            n if n.is_multiple_of(2) && many => self.all::<S, 2, GROUP>(s),
-            n if n.is_multiple_of(2) => self.all::<S, 2, FEW_ROWS>(s),
-            _ => self.all::<S, 1, GROUP>(s),
-        }
-    }
-}
-
-impl<E: Pair, A: Arithmetic> Rows<'_, E, A> {
-    /// All queries, `T` of a head together with `R` rows.
-    #[inline(always)]
-    fn all<S: Simd, const T: usize, const R: usize>(self, s: S) {
         let per_head = self.rows.queries_per_part;
         let per_query = self.queries.len() / (self.rows.parts.len() * per_head);
-        // Rows whose sums are one vector per query and row.
-        let together = LANES / T;
+        let many = S::REGISTERS == Registers::Many;
         for rows in self.rows.sixteens() {
             let chunk = rows.start % PARTITION / LANES;
             for head in 0..self.rows.parts.len() {
                 let keys = rows.head(head, self.copy);
-                for first in (head * per_head..(head + 1) * per_head).step_by(T) {
-                    let queries = &self.queries[first * per_query..][..T * per_query];
-                    let out = &mut self.scores[first * PARTITION_CHUNKS + chunk..];
-                    for row in (0..LANES).step_by(together) {
-                        let mut sums = [s.splat(0.0); LANES];
-                        for place in (0..together).step_by(R) {
-                            let first = row + place;
-                            let dots =
-                                dots::<S, E, A, T, R>(s, self.arithmetic, &keys, first, queries);
-                            for t in 0..T {
-                                for j in 0..R {
-                                    sums[t * together + place + j] = dots[t][j];
-                                }
-                            }
-                        }
-                        let mut scores = [0.0; LANES];
-                        s.store(s.sum_each(sums), &mut scores);
-                        let scores = scores.chunks_exact(together);
-                        for (scores, out) in scores.zip(out.iter_mut().step_by(PARTITION_CHUNKS)) {
-                            out.0[row..row + together].copy_from_slice(scores);
-                        }
+                let mut first = head * per_head;
+                let end = first + per_head;
+                while first < end {
+                    let mut some = Some::<E, A> {
+                        arithmetic: self.arithmetic,
+                        keys: &keys,
+                        queries: &self.queries[first * per_query..],
+                        per_query,
+                        scores: &mut self.scores[first * PARTITION_CHUNKS + chunk..],
+                        element: PhantomData,
+                    };
+                    match (end - first, many) {
+                        (4.., true) => some.scores::<S, 4, GROUP>(s),
+                        (3, true) => some.scores::<S, 3, GROUP>(s),
+                        (2.., true) => some.scores::<S, 2, GROUP>(s),
+                        (2.., false) => some.scores::<S, 2, FEW_ROWS>(s),
+                        _ => some.scores::<S, 1, GROUP>(s),
+                    }
+                    first += together(end - first, S::REGISTERS);
+                }
+            }
+        }
+    }
+}
+
+/// How many of so many queries go through rows as they are stored together.
+pub(super) fn together(queries: usize, registers: Registers) -> usize {
+    queries.min(match registers {
+        Registers::Few => 2,
+        Registers::Many => 4,
+    })
+}
+
+/// Some queries of a head and sixteen of its rows.
+struct Some<'a, E, A> {
+    arithmetic: A,
+    keys: &'a HeadTile<'a>,
+    /// `[queries, pairs, vectors]`, of which only the first ones are meant.
+    queries: &'a [Chunk],
+    per_query: usize,
+    /// `[queries, PARTITION_CHUNKS]`, from the chunk of the rows on.
+    scores: &'a mut [Chunk],
+    element: PhantomData<E>,
+}
+
+impl<E: Pair, A: Arithmetic> Some<'_, E, A> {
+    /// `T` queries with `R` rows at a time.
+    #[inline(always)]
+    fn scores<S: Simd, const T: usize, const R: usize>(&mut self, s: S) {
+        // Rows whose sums are one vector per query and row.
+        let rows = (LANES / T.next_power_of_two()).max(R);
+        let queries = &self.queries[..T * self.per_query];
+        for row in (0..LANES).step_by(rows) {
+            let mut sums = [s.splat(0.0); LANES];
+            for place in (0..rows).step_by(R) {
+                let first = row + place;
+                let dots = dots::<S, E, A, T, R>(s, self.arithmetic, self.keys, first, queries);
+                for t in 0..T {
+                    for j in 0..R {
+                        sums[t * rows + place + j] = dots[t][j];
                     }
                 }
+            }
+            let mut scores = [0.0; LANES];
+            s.store(s.sum_each(sums), &mut scores);
+            let scores = scores.chunks_exact(rows).take(T);
+            for (scores, out) in scores.zip(self.scores.iter_mut().step_by(PARTITION_CHUNKS)) {
+                out.0[row..row + rows].copy_from_slice(scores);
             }
         }
     }

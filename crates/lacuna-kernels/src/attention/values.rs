@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
+use super::scores::together;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
 use super::{PANEL_ROWS, PARTITION, PARTITION_CHUNKS, Sight};
@@ -160,19 +161,7 @@ impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        match self.rows.queries_per_part {
-            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
-            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
-            _ => self.all::<S, 1>(s),
-        }
-    }
-}
-
-impl<E: Pair, A: Arithmetic> Stored<'_, E, A> {
-    /// All queries, `T` of a head together.
-    #[inline(always)]
-    fn all<S: Simd, const T: usize>(mut self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let queries = self.rows.queries_per_part;
         self.sums.rows = LANES;
         for rows in self.rows.sixteens() {
@@ -187,13 +176,21 @@ impl<E: Pair, A: Arithmetic> Stored<'_, E, A> {
                     element: PhantomData,
                 };
                 let queries = head * queries..(head + 1) * queries;
-                if all_see_all {
-                    // Not a constant range: a loop over rows that is unrolled runs out of registers.
-                    for first in queries.step_by(T) {
-                        tile.add::<S, T>(s, first, earliest.clone());
-                    }
-                } else {
+                if !all_see_all {
                     tile.add_singly(s, queries, 0..LANES);
+                    continue;
+                }
+                let mut first = queries.start;
+                while first < queries.end {
+                    // Not a constant range: a loop over rows that is unrolled runs out of registers.
+                    let rows = earliest.clone();
+                    match (queries.end - first, S::REGISTERS) {
+                        (4.., Registers::Many) => tile.add::<S, 4>(s, first, rows),
+                        (3, Registers::Many) => tile.add::<S, 3>(s, first, rows),
+                        (2.., _) => tile.add::<S, 2>(s, first, rows),
+                        _ => tile.add::<S, 1>(s, first, rows),
+                    }
+                    first += together(queries.end - first, S::REGISTERS);
                 }
             }
         }

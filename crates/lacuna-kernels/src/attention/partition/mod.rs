@@ -28,13 +28,11 @@ use crate::view::View;
 /// Queries of one part from which on a copy of the keys and values pays, measured with AVX-512 and AVX2 on rows of 128 elements.
 fn many(keys: ElementType, queries: usize, rounded: bool) -> usize {
     let floats = match keys {
-        // Their copy is packed for products of bytes; one row and an odd number of queries share no load.
-        ElementType::Q8_0 if queries.is_multiple_of(2) => return 9,
-        ElementType::Q8_0 => return 2,
-        // Rows are converted once for four queries, for two or for each.
+        // Their copy is packed for products of bytes.
+        ElementType::Q8_0 => return 9,
+        // Rows are converted once for four queries, or for what is left of them.
         _ if queries.is_multiple_of(4) => 64,
-        _ if queries.is_multiple_of(2) => 32,
-        _ => 20,
+        _ => 32,
     };
     // Rounding takes as long as before, and multiplying half.
     if rounded { floats / 2 } else { floats }
