@@ -3,8 +3,9 @@
 //!
 //! What can be is made ready for a whole file block of eight rows first: indices with their upper bits, the
 //! signs of each row's 32 columns as a word, and scales, lanes of which are rows. What is left for each row
-//! is to look its points up and to multiply, and that the signs move to the activations: for IQ2 12
-//! instructions, for IQ3 20, about half of them loads, of which there are hardly more than two in a cycle.
+//! is to look its points up and to multiply, and that the signs move to the activations: for IQ2 some 20
+//! instructions, for IQ3 some 30, of which up to half are loads. Of those that fill vectors there are two in a
+//! cycle, so indices are loaded several at once, and half of the points of IQ3 come through numbers.
 //!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
@@ -99,6 +100,12 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
         }
         let [signs, scales] = G::signs_and_scales(rows);
         let zero = _mm256_setzero_si256();
+        // All at once: their constants are loaded once.
+        let second_scales: [_; 8] = each!(d, |part| match G::Extra::EXTRA {
+            Extra::SecondScale => odd(d, _mm256_srli_epi32::<4>(scales[part])),
+            _ => d,
+        });
+        let scales: [_; 8] = each!(d, |part| odd(d, scales[part]));
         for part in 0..8 {
             ahead.prefetch(part * ROWS * BYTES / 8, ROWS * BYTES / 8);
             let values = halves(x, part);
@@ -130,15 +137,14 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
             let (first, second) = (products!(0), products!(1));
             if G::Extra::EXTRA == Extra::SecondScale {
                 let (first, second) = (sum_halves(first), sum_halves(second));
-                sum = add_dots(x, part, first, odd(d, scales[part]), sum);
-                let upper = _mm256_srli_epi32::<4>(scales[part]);
-                sum = add_dots(x, part, second, odd(d, upper), sum);
+                sum = add_dots(x, part, first, scales[part], sum);
+                sum = add_dots(x, part, second, second_scales[part], sum);
             } else {
                 let dots = sum_quads(each!(zero, |r| {
                     let both = _mm256_add_epi16(first[r], second[r]);
                     _mm256_madd_epi16(both, _mm256_set1_epi16(1))
                 }));
-                sum = add_dots(x, part, dots, odd(d, scales[part]), sum);
+                sum = add_dots(x, part, dots, scales[part], sum);
             }
         }
     }
@@ -324,17 +330,18 @@ unsafe fn of_eights(point: impl Fn(usize) -> &'static u64) -> __m128i {
     }
 }
 
-/// Four points of four elements.
+/// Four points of four elements, of which the first `two` come through a register of numbers: loads of
+/// vectors, and what puts them side by side, are what most of the time goes to.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn of_fours(point: impl Fn(usize) -> &'static u32) -> __m128i {
+unsafe fn of_fours(two: u64, point: impl Fn(usize) -> &'static u32) -> __m128i {
     // SAFETY: by the caller's promise, 2.
     unsafe {
         let load = |i: usize| _mm_load_ss(ptr::from_ref(point(i)).cast());
-        let four = _mm_insert_ps::<0x10>(load(0), load(1));
-        let four = _mm_insert_ps::<0x20>(four, load(2));
+        let two = _mm_castsi128_ps(_mm_cvtsi64_si128(two.cast_signed()));
+        let four = _mm_insert_ps::<0x20>(two, load(2));
         _mm_castps_si128(_mm_insert_ps::<0x30>(four, load(3)))
     }
 }
@@ -344,8 +351,9 @@ impl Points<66> for Iq2Xxs {
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
         unsafe {
-            // Signs and scale are between them.
-            of_eights(|i| Self::point(read::<u8>(indices, 8 * part + 2 * half + i).into()))
+            // One load for four. Signs and scale are between them.
+            let four = read::<u32>(indices, 2 * part).to_le_bytes();
+            of_eights(|i| Self::point(four[2 * half + i].into()))
         }
     }
 
@@ -379,7 +387,8 @@ impl Points<74> for Iq2Xs {
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
         unsafe {
-            let index = |i| below::<{ Self::POINTS }>(read(indices, 4 * part + 2 * half + i));
+            let four = read::<u64>(indices, part);
+            let index = |i| below::<{ Self::POINTS }>((four >> (32 * half + 16 * i)) as u16);
             of_eights(|i| Self::point(index(i)))
         }
     }
@@ -436,7 +445,8 @@ impl Points<82> for Iq2S {
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
         unsafe {
-            let index = |i| below::<{ Self::POINTS }>(read(indices, 4 * part + 2 * half + i));
+            let four = read::<u64>(indices, part);
+            let index = |i| below::<{ Self::POINTS }>((four >> (32 * half + 16 * i)) as u16);
             of_eights(|i| Self::point(index(i)))
         }
     }
@@ -457,11 +467,12 @@ impl Points<98> for Iq3Xxs {
         // SAFETY: by the caller's promise, 3.
         unsafe {
             // One load for half of them: loads are what most of the time goes to.
-            if half == 0 {
-                return of_fours(|i| Self::point(read::<u8>(indices, 8 * part + i).into()));
-            }
-            let four = read::<u32>(indices, 2 * part + 1).to_le_bytes();
-            of_fours(|i| Self::point(four[i].into()))
+            let four = match half {
+                0 => each!(0, |i| read::<u8>(indices, 8 * part + i)),
+                _ => read::<u32>(indices, 2 * part + 1).to_le_bytes(),
+            };
+            let two = Self::two([four[0].into(), four[1].into()]);
+            of_fours(two, |i| Self::point(four[i].into()))
         }
     }
 
@@ -499,13 +510,14 @@ impl Points<110> for Iq3S {
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
         unsafe {
-            let point = |index| Self::point(below::<{ Self::POINTS }>(index));
             // As of `Iq3Xxs`.
             if half == 0 {
-                return of_fours(|i| point(read(indices, 8 * part + i)));
+                let index = |i| below::<{ Self::POINTS }>(read(indices, 8 * part + i));
+                return of_fours(Self::two([index(0), index(1)]), |i| Self::point(index(i)));
             }
             let four = read::<u64>(indices, 2 * part + 1);
-            of_fours(|i| point((four >> (16 * i)) as u16))
+            let index = |i| below::<{ Self::POINTS }>((four >> (16 * i)) as u16);
+            of_fours(Self::two([index(0), index(1)]), |i| Self::point(index(i)))
         }
     }
 
