@@ -327,6 +327,19 @@ fn latent_rows_match_f64() {
     }
 }
 
+/// Twenty heads that read the same long row, as GLM 4.7 Flash has them: those of three tokens are few enough to
+/// read rows as they are stored, but their elements once were more than a worker had room for.
+#[test]
+fn few_queries_of_long_heads_fit_in_a_task() {
+    let shape = AttentionShape {
+        value_dim: 512,
+        ..shape(20, 1, 576)
+    };
+    for element in [ElementType::F16, ElementType::Q8_0] {
+        check([element; 2], &shape, 24, 0);
+    }
+}
+
 #[test]
 fn more_queries_of_a_head_than_a_task_holds_match_f64() {
     for (query_heads, kv_heads, element) in [

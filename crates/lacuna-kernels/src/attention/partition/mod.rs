@@ -47,12 +47,14 @@ enum Method {
     Integers,
 }
 
-/// Whether K and V are better copied than read as they are stored.
+/// Whether K and V are better copied than read as they are stored, or have to be.
 fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
     let (shape, queries) = (attention.shape, task.tokens * attention.part);
-    // What is read as stored is whole pairs of chunks; of a copy the last chunk may be alone.
     let rounded = attention.rounded.is_some();
     queries >= many(attention.k.layout().element, queries, rounded)
+        // There is room for more of those that are copied for.
+        || queries > shape.most_queries()
+        // What is read as stored is whole pairs of chunks; of a copy the last chunk may be alone.
         || !shape.head_dim.is_multiple_of(2 * LANES)
         || !shape.value_dim.is_multiple_of(2 * LANES)
 }
