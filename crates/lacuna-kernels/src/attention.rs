@@ -43,17 +43,11 @@ pub(crate) use sequences::Each;
 pub use sequences::{Cached, Sequences, SharedRows};
 use softmax::{Chunk, add_sink, clear, finish, merge};
 
-/// Rows that are converted together.
-const BLOCK_ROWS: usize = 2 * LANES;
-
 /// Rows per partition.
 const PARTITION: usize = 256;
 
 /// Chunks of the scores of a query for a partition.
 const PARTITION_CHUNKS: usize = PARTITION / LANES;
-
-/// Rows of values that are copied together, for many queries.
-const PANEL_ROWS: usize = 128;
 
 /// How many tokens before its use the row of a token is fetched: rows of one head are too far apart to
 /// be fetched by themselves.
@@ -301,6 +295,11 @@ impl Attention<'_> {
         self.shape.group() / self.part
     }
 
+    /// Whether scores are sums of integers.
+    fn integer_keys(&self) -> bool {
+        self.k.layout().element == ElementType::Q8_0
+    }
+
     /// The KV head that a part reads.
     fn kv_head(&self, part: usize) -> usize {
         part / self.parts_per_head()
@@ -404,11 +403,7 @@ impl Attention<'_> {
     /// Tokens whose queries of one part a task holds: many, because each task converts K and V,
     /// but few enough that there is work for all threads.
     fn tokens_per_task(&self, threads: usize) -> usize {
-        let most = match self.k.layout().element {
-            ElementType::Q8_0 => self.shape.most_queries(),
-            _ => self.shape.most_columns(),
-        };
-        let most = most / self.part;
+        let most = self.shape.most_columns() / self.part;
         let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.parts());
         let pieces = self.tokens().div_ceil(most).max(wanted.min(self.tokens()));
         self.tokens().div_ceil(pieces)

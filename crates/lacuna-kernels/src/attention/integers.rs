@@ -3,21 +3,15 @@
 //! Queries are quantized like activations of a product with a q8_0 matrix, and a dot product takes
 //! the same steps: exact integer sums over 32 elements, scaled and added block by block.
 //!
-//! There are two ways to the same sums: [`IntegerRows`] takes keys as they are stored, best for few
-//! queries; [`Integers`] reads a packed copy of sixteen keys.
+//! This takes keys as they are stored, best for few queries; [`columns`](super::columns) come to the same sums.
 
-use super::ahead::Ahead;
-use super::rows::BlockRows;
 use super::scores::together;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
-use super::{BLOCK_ROWS, PARTITION, PARTITION_CHUNKS};
+use super::{PARTITION, PARTITION_CHUNKS};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
-
-/// Vectors of keys per block of rows.
-pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
 
 /// Thirty-two elements of one query.
 pub(super) type QueryBlock = ActivationBlock<1>;
@@ -126,138 +120,4 @@ fn tile<S: Simd, const T: usize>(s: S, keys: &HeadTile<'_>, queries: &[QueryBloc
         }
     }
     sums
-}
-
-/// Thirty-two elements of sixteen keys.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct KeyBlock {
-    words: [[u32; LANES]; 8],
-    scale: [f32; LANES],
-}
-
-impl KeyBlock {
-    pub(super) const ZERO: Self = Self {
-        words: [[0; LANES]; 8],
-        scale: [0.0; LANES],
-    };
-}
-
-/// Packs the keys of a block: `[blocks, HALVES]`.
-pub(super) struct PackIntegers<'a, 'b> {
-    pub(super) block: &'a BlockRows<'a>,
-    /// Room for rows that do not lie in one run.
-    pub(super) copy: &'a mut [u8],
-    pub(super) out: &'a mut [KeyBlock],
-    pub(super) ahead: &'a mut Ahead<'b>,
-}
-
-impl Kernel for PackIntegers<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        const BYTES: usize = ElementType::Q8_0.block_bytes();
-        for half in 0..HALVES {
-            let Some(tile) = self.block.tile(half, self.copy) else {
-                continue;
-            };
-            for block in 0..tile.row_bytes() / BYTES {
-                for _ in 0..4 {
-                    self.ahead.fetch::<S, 2>(s);
-                }
-                let out = &mut self.out[block * HALVES + half];
-                let at = block * BYTES;
-                s.store(s.f16_low(s.gather(&tile, at)), &mut out.scale);
-                for quarter in 0..2 {
-                    let words = s.columns(&tile, at + 2 + 16 * quarter);
-                    for g in 0..4 {
-                        let words = s.weights(words[g], 0);
-                        s.u_store(words, &mut out.words[4 * quarter + g]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Sums of some queries and the keys of a block.
-pub(super) struct Integers<'a> {
-    /// See [`PackIntegers`].
-    pub(super) keys: &'a [KeyBlock],
-    /// `[queries, blocks]`.
-    pub(super) queries: &'a [QueryBlock],
-    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`.
-    pub(super) scores: &'a mut [Chunk],
-}
-
-impl Kernel for Integers<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let count = self.scores.len().div_ceil(PARTITION_CHUNKS);
-        let many = S::REGISTERS == Registers::Many;
-        let mut first = 0;
-        while first < count {
-            first += match count - first {
-                6.. if many => self.tile::<S, 6, HALVES>(s, first, 0),
-                2.. if many => self.tile::<S, 2, HALVES>(s, first, 0),
-                4.. => self.halves::<S, 4>(s, first),
-                _ => self.halves::<S, 1>(s, first),
-            };
-        }
-    }
-}
-
-impl Integers<'_> {
-    /// `T` queries and one vector of keys after another; returns `T`.
-    #[inline(always)]
-    fn halves<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
-        for half in 0..HALVES {
-            self.tile::<S, T, 1>(s, first, half);
-        }
-        T
-    }
-
-    /// `T` queries and `N` vectors of keys; returns `T`.
-    #[inline(always)]
-    fn tile<S: Simd, const T: usize, const N: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        half: usize,
-    ) -> usize {
-        let blocks = self.keys.len() / HALVES;
-        let none: &[QueryBlock] = &[];
-        let queries: [_; T] = each!(none, |t| &self.queries[(first + t) * blocks..][..blocks]);
-        let mut sums = [[s.splat(0.0); N]; T];
-        for (block, keys) in self.keys.as_chunks::<HALVES>().0.iter().enumerate() {
-            let mut dots: [[S::U; N]; T] = each!([s.u_splat(0); N], |t| [s
-                .dot_start(queries[t][block].start[0]);
-                N]);
-            for g in 0..8 {
-                let k: [_; N] = each!(s.u_splat(0), |n| s.u_load(&keys[half + n].words[g]));
-                for t in 0..T {
-                    for n in 0..N {
-                        dots[t][n] = s.dot4(dots[t][n], k[n], queries[t][block].q[0][g]);
-                    }
-                }
-            }
-            let scale: [_; N] = each!(s.splat(0.0), |n| s.load(&keys[half + n].scale));
-            for t in 0..T {
-                let unit = s.splat(queries[t][block].scale[0]);
-                for n in 0..N {
-                    sums[t][n] = s.dot_end(dots[t][n], scale[n], unit, sums[t][n]);
-                }
-            }
-        }
-        for t in 0..T {
-            for n in 0..N {
-                let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + half + n];
-                s.store(sums[t][n], &mut out.0);
-            }
-        }
-        T
-    }
 }

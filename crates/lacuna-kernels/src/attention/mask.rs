@@ -49,20 +49,6 @@ impl Mask {
         };
         self.first_row(row)..seen
     }
-
-    /// The rows whose queries see any of `rows`; the last of them may lie beyond what is held.
-    fn seen_from(self, rows: &Range<usize>) -> Range<usize> {
-        match self {
-            Mask::Causal => rows.start..usize::MAX,
-            Mask::Window(window) => rows.start..rows.end.saturating_add(window.get() - 1),
-            Mask::Chunk(chunk) => {
-                let behind = rows.end.checked_next_multiple_of(chunk.get());
-                rows.start..behind.unwrap_or(usize::MAX)
-            }
-            Mask::Full => 0..usize::MAX,
-            Mask::Around(far) => rows.start.saturating_sub(far)..rows.end.saturating_add(far),
-        }
-    }
 }
 
 /// What a token and those after it see.
@@ -97,17 +83,6 @@ impl Sight {
         let place = |row: usize| row.saturating_sub(start).min(len);
         let rows = self.of(token);
         place(rows.start)..place(rows.end)
-    }
-
-    /// Which of the first `count` tokens see any of `rows`.
-    pub(super) fn tokens_of(&self, rows: &Range<usize>, count: usize) -> Range<usize> {
-        let token = |row: usize| row.saturating_sub(self.first).min(count);
-        let seen_from = self.mask.seen_from(rows);
-        let first = match self.ahead {
-            true => 0,
-            false => token(seen_from.start),
-        };
-        first..token(seen_from.end).max(first)
     }
 }
 
@@ -169,36 +144,6 @@ mod tests {
             for token in 0..count {
                 let seen: Vec<_> = (0..end).filter(|row| sees(token, *row)).collect();
                 assert_eq!(sight.of(token).collect::<Vec<_>>(), seen, "{mask:?}");
-            }
-            for rows in (0..end).flat_map(|start| [start..start + 1, start..end]) {
-                let any = |token: &usize| rows.clone().any(|row| sees(*token, row));
-                let seeing: Vec<_> = (0..count).filter(any).collect();
-                let found: Vec<_> = sight.tokens_of(&rows, count).collect();
-                assert_eq!(found, seeing, "{mask:?}: {rows:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_tokens_that_see_some_rows_are_found() {
-        const END: usize = 60;
-        for mask in masks() {
-            for (first, count) in [(0, 60), (0, 7), (13, 40), (59, 1)] {
-                let sight = Sight {
-                    mask,
-                    first,
-                    end: END,
-                    ahead: false,
-                };
-                for start in 0..END {
-                    for rows in [start..start + 1, start..END.min(start + 9), start..END] {
-                        let any =
-                            |token: &usize| rows.clone().any(|row| sees(mask, first + token, row));
-                        let seeing: Vec<_> = (0..count).filter(any).collect();
-                        let found: Vec<_> = sight.tokens_of(&rows, count).collect();
-                        assert_eq!(found, seeing, "{mask:?}: {rows:?} from {first}");
-                    }
-                }
             }
         }
     }

@@ -1,7 +1,6 @@
-//! Cached rows of one head: some pairs of chunks as f32, the heads themselves, and a tile of them.
+//! Cached rows of one head, and copies of them.
 
 use std::ops::Range;
-use std::slice::Chunks;
 
 use half::f16;
 
@@ -9,67 +8,52 @@ use super::PARTITION;
 use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
 use super::elements::{Pair, with_element};
-use super::softmax::Chunk;
+use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
 use crate::view::View;
 
-/// One head of some rows of a block; a block starts at a fixed position.
-pub(super) struct BlockRows<'a> {
+/// One head of some rows.
+pub(super) struct Head<'a> {
     pub(super) view: &'a View<'a>,
     pub(super) head: usize,
-    /// The first row of the block ...
+    /// The first row of a partition, or of sixteen ...
     pub(super) start: usize,
-    /// ... and those of its rows that are needed.
+    /// ... and the rows that are needed.
     pub(super) rows: Range<usize>,
 }
 
-impl<'a> BlockRows<'a> {
-    /// The first ones of some of the rows: how many are in one run, and the bytes of each, which go on
-    /// behind those of the head.
-    #[inline(always)]
-    fn run(&self, rows: &Range<usize>) -> (usize, Chunks<'a, u8>) {
-        let (count, bytes) = self.view.span(rows, &(self.head..self.head + 1));
-        (count, bytes.chunks(self.view.layout().row_stride))
+impl<'a> Head<'a> {
+    /// The rows that are needed of `N`.
+    fn needed<const N: usize>(&self) -> Range<usize> {
+        self.rows.start.max(self.start)..self.rows.end.min(self.start + N)
     }
 
-    /// The rows that are needed of sixteen.
-    fn needed(&self, half: usize) -> Range<usize> {
-        let first = self.start + half * LANES;
-        self.rows.start.max(first)..self.rows.end.min(first + LANES)
-    }
-
-    /// Sixteen rows of the block, if any of them is needed; for those that are not the nearest one
-    /// that is stands.
+    /// The bytes of each of `N` rows; none of those that are not needed.
     #[inline(always)]
-    pub(super) fn heads(&self, half: usize) -> Option<[&'a [u8]; LANES]> {
-        let needed = self.needed(half);
-        if needed.is_empty() {
-            return None;
-        }
-        let (first, bytes) = (self.start + half * LANES, self.view.layout().head_bytes());
-        let mut heads = [&[][..]; LANES];
-        let mut rows = needed.clone();
+    fn bytes<const N: usize>(&self) -> [&'a [u8]; N] {
+        let layout = self.view.layout();
+        let mut all = [[].as_slice(); N];
+        let mut rows = self.needed::<N>();
         while !rows.is_empty() {
-            let (count, run) = self.run(&rows);
-            for (head, out) in run.zip(&mut heads[rows.start - first..]).take(count) {
-                *out = &head[..bytes];
+            // Rows go on behind the bytes of the head.
+            let (count, bytes) = self.view.span(&rows, &(self.head..self.head + 1));
+            let heads = bytes.chunks(layout.row_stride);
+            for (head, out) in heads.zip(&mut all[rows.start - self.start..]).take(count) {
+                *out = &head[..layout.head_bytes()];
             }
             rows.start += count;
         }
-        let place = needed.start - first..needed.end - first;
-        for lane in 0..LANES {
-            heads[lane] = heads[lane.clamp(place.start, place.end - 1)];
-        }
-        Some(heads)
+        all
     }
 
-    /// The same as a tile. `copy` has room for sixteen heads.
-    pub(super) fn tile<'b>(&self, half: usize, copy: &'b mut [u8]) -> Option<Tile<'b>>
+    /// Sixteen rows, if any of them is needed; for those that are not the nearest one that is stands. `copy` has room
+    /// for them.
+    pub(super) fn tile<'b>(&self, copy: &'b mut [u8]) -> Option<Tile<'b>>
     where
         'a: 'b,
     {
-        let rows = self.needed(half);
+        let rows = self.needed::<LANES>();
         if rows.is_empty() {
             return None;
         }
@@ -79,75 +63,12 @@ impl<'a> BlockRows<'a> {
         if count == LANES {
             return Some(Tile::strided(span, layout.row_stride, bytes));
         }
-        for (copy, head) in copy.chunks_exact_mut(bytes).zip(self.heads(half)?) {
-            copy.copy_from_slice(head);
+        let (heads, last) = (self.bytes::<LANES>(), rows.len() - 1);
+        for (lane, copy) in copy.chunks_exact_mut(bytes).take(LANES).enumerate() {
+            let nearest = (self.start + lane).saturating_sub(rows.start).min(last);
+            copy.copy_from_slice(heads[rows.start - self.start + nearest]);
         }
         Some(Tile::strided(copy, bytes, bytes))
-    }
-}
-
-/// Writes one pair of chunks of each row as f32, in units, zeros behind the last element.
-pub(super) struct Convert<'a, 'b> {
-    pub(super) block: &'a BlockRows<'a>,
-    /// Which pair.
-    pub(super) pair: usize,
-    /// Those of the rows of the block.
-    pub(super) out: &'a mut [[Chunk; 2]],
-    /// What their units are worth.
-    pub(super) units: &'a mut [u16],
-    pub(super) ahead: &'a mut Ahead<'b>,
-}
-
-impl Kernel for Convert<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        with_element!(self.block.view.layout().element, |E| self
-            .convert::<S, E>(s));
-    }
-}
-
-impl Convert<'_, '_> {
-    #[inline(always)]
-    fn convert<S: Simd, E: Pair>(self, s: S) {
-        let bytes = self.block.view.layout().head_bytes();
-        let mut rows = self.block.rows.clone();
-        while !rows.is_empty() {
-            let (count, heads) = self.block.run(&rows);
-            let first = rows.start - self.block.start;
-            let out = self.out[first..first + count].iter_mut();
-            let out = out.zip(&mut self.units[first..first + count]);
-            for (head, (out, unit)) in heads.zip(out) {
-                self.ahead.fetch::<S, 1>(s);
-                let stored = stored::<E>(&head[..bytes], self.pair);
-                *unit = E::unit(&stored);
-                let [first, second] = E::in_units(s, &stored);
-                s.store(first, &mut out[0].0);
-                s.store(second, &mut out[1].0);
-            }
-            rows.start += count;
-        }
-    }
-}
-
-/// One head of some rows of a partition.
-pub(super) type Head<'a> = BlockRows<'a>;
-
-impl<'a> BlockRows<'a> {
-    /// The bytes of each row of a partition; none of those that are not needed.
-    fn partition(&self) -> [&'a [u8]; PARTITION] {
-        let bytes = self.view.layout().head_bytes();
-        let mut all = [[].as_slice(); PARTITION];
-        let mut rows = self.rows.clone();
-        while !rows.is_empty() {
-            let (count, heads) = self.run(&rows);
-            for (head, out) in heads.zip(&mut all[rows.start - self.start..]).take(count) {
-                *out = &head[..bytes];
-            }
-            rows.start += count;
-        }
-        all
     }
 }
 
@@ -175,7 +96,7 @@ impl<A: Arithmetic> CopyKeys<'_, '_, A> {
     #[inline(always)]
     fn copy<S: Simd, E: Pair>(self, s: S) {
         let rows = self.out.chunks_exact_mut(self.steps);
-        for (head, out) in self.keys.partition().into_iter().zip(rows) {
+        for (head, out) in self.keys.bytes::<PARTITION>().into_iter().zip(rows) {
             if head.is_empty() {
                 continue;
             }
@@ -185,6 +106,47 @@ impl<A: Arithmetic> CopyKeys<'_, '_, A> {
                 let elements = self.arithmetic.neighbours(s, elements);
                 for (elements, out) in elements.into_iter().zip(out) {
                     s.store(elements, out);
+                }
+            }
+        }
+    }
+}
+
+/// Copies q8_0 keys as words that [`Simd::dot4`] takes for weights.
+pub(super) struct CopyIntegerKeys<'a, 'b> {
+    pub(super) keys: Head<'a>,
+    /// Vectors of a head, each of the words of two blocks.
+    pub(super) steps: usize,
+    /// Their bits, `[PARTITION, steps]`.
+    pub(super) out: &'a mut [[f32; LANES]],
+    /// What units are worth, `[blocks, PARTITION]`.
+    pub(super) units: &'a mut [[f32; PARTITION]],
+    pub(super) ahead: &'a mut Ahead<'b>,
+}
+
+impl Kernel for CopyIntegerKeys<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        const BYTES: usize = ElementType::Q8_0.block_bytes();
+        let rows = self.out.chunks_exact_mut(self.steps);
+        for (row, (head, out)) in self
+            .keys
+            .bytes::<PARTITION>()
+            .into_iter()
+            .zip(rows)
+            .enumerate()
+        {
+            let blocks = head.as_chunks::<BYTES>().0;
+            for (step, (blocks, out)) in blocks.chunks(2).zip(out).enumerate() {
+                self.ahead.fetch::<S, 2>(s);
+                // Of an odd number of blocks the last one twice.
+                let two = [&blocks[0], &blocks[blocks.len() - 1]];
+                let words = two.map(|block| block[2..].first_chunk().expect("32 elements"));
+                s.store(s.bits_to_f32(s.weights(s.u_halves(words), 0)), out);
+                for (block, units) in blocks.iter().zip(&mut self.units[2 * step..]) {
+                    units[row] = f16::from_le_bytes([block[0], block[1]]).to_f32();
                 }
             }
         }
@@ -215,7 +177,7 @@ impl<A: Arithmetic> Kernel for CopyValues<'_, A> {
 impl<A: Arithmetic> CopyValues<'_, A> {
     #[inline(always)]
     fn copy<S: Simd, E: Pair>(self, s: S) {
-        let heads = self.values.partition();
+        let heads = self.values.bytes::<PARTITION>();
         let places = heads
             .chunks(A::AT_ONCE)
             .zip(self.out.chunks_exact_mut(self.chunks));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::rows::BlockRows;
+use super::rows::Head;
 use crate::simd::{LANES, Simd};
 use crate::tile::Tile;
 use crate::view::{RowLayout, View};
@@ -88,13 +88,14 @@ impl<'b> Sixteen<'_, 'b> {
                 Tile::strided(bytes, layout.row_stride, layout.head_bytes())
             }
             None => {
-                let block = BlockRows {
+                let sixteen = Head {
                     view,
                     head,
                     start: self.start,
                     rows: rows.clone(),
                 };
-                block.tile(0, copy).expect("some of the rows are needed")
+                let tile = sixteen.tile(copy);
+                tile.expect("some of the rows are needed")
             }
         };
         HeadTile {

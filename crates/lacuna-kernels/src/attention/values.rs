@@ -1,19 +1,17 @@
 //! Sums of values times weights, in the order of rows.
 //!
-//! [`Stored`] converts each value in a register, best for few queries; [`Panels`] reads a copy in f32, a pair of chunks
-//! after the other, for many whose scores are integers; other many are [`columns`](super::columns). Values that are stored in
-//! units stay so: it is the weights that are multiplied by them, sixteen at a time.
+//! Each value is converted in a register, best for few queries; many are [`columns`](super::columns). Values that are stored
+//! in units stay so: it is the weights that are multiplied by them, sixteen at a time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
 use super::scores::together;
 use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
-use super::{PANEL_ROWS, PARTITION, PARTITION_CHUNKS, Sight};
+use super::{PARTITION, PARTITION_CHUNKS, Sight};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
 /// What the values of some rows are added up for.
@@ -33,10 +31,6 @@ pub(super) struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    fn queries(&self) -> usize {
-        self.states.len() / (1 + self.chunks)
-    }
-
     /// The rows that a query sees, by place; not before those of queries before it.
     #[inline(always)]
     fn visible(&self, query: usize) -> Range<usize> {
@@ -90,61 +84,6 @@ impl Sums<'_> {
     }
 }
 
-/// Adds the values of rows.
-trait Add: Sized {
-    fn sums(&self) -> &Sums<'_>;
-
-    /// Adds some rows for `T` queries.
-    fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>);
-
-    /// Adds the rows that each of `T` queries sees: together those that all see.
-    #[inline(always)]
-    fn add_visible<S: Simd, const T: usize>(&mut self, s: S, first: usize) {
-        let (earliest, latest) = (
-            self.sums().visible(first),
-            self.sums().visible(first + T - 1),
-        );
-        let common = latest.start..earliest.end.max(latest.start);
-        if earliest.start < common.start {
-            self.add_singly(s, first..first + T, 0..common.start);
-        }
-        self.add::<S, T>(s, first, common.clone());
-        if common.end < latest.end {
-            self.add_singly(s, first..first + T, common.end..latest.end);
-        }
-    }
-
-    /// Adds those of some rows that each of some queries sees.
-    #[inline(always)]
-    fn add_singly<S: Simd>(&mut self, s: S, queries: Range<usize>, rows: Range<usize>) {
-        s.vectorize(Singly {
-            add: self,
-            queries,
-            rows,
-        });
-    }
-}
-
-/// See [`Add::add_singly`]; it is compiled apart because it is rarely needed.
-struct Singly<'a, A> {
-    add: &'a mut A,
-    queries: Range<usize>,
-    rows: Range<usize>,
-}
-
-impl<A: Add> Kernel for Singly<'_, A> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for query in self.queries {
-            let Range { start, end } = self.add.sums().visible(query);
-            let rows = start.max(self.rows.start)..end.min(self.rows.end);
-            self.add.add::<S, 1>(s, query, rows);
-        }
-    }
-}
-
 /// Adds the rows of a partition as they are stored.
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
@@ -177,7 +116,7 @@ impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
                 };
                 let queries = head * queries..(head + 1) * queries;
                 if !all_see_all {
-                    tile.add_singly(s, queries, 0..LANES);
+                    s.vectorize(Singly { tile, queries });
                     continue;
                 }
                 let mut first = queries.start;
@@ -197,6 +136,24 @@ impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
     }
 }
 
+/// Adds the rows that each of some queries sees; it is compiled apart because it is rarely needed.
+struct Singly<'a, 'b, E, A> {
+    tile: StoredTile<'a, 'b, E, A>,
+    queries: Range<usize>,
+}
+
+impl<E: Pair, A: Arithmetic> Kernel for Singly<'_, '_, E, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        for query in self.queries {
+            let rows = self.tile.sums.visible(query);
+            self.tile.add::<S, 1>(s, query, rows);
+        }
+    }
+}
+
 /// One head of sixteen rows as they are stored.
 struct StoredTile<'a, 'b, E, A> {
     arithmetic: A,
@@ -205,11 +162,8 @@ struct StoredTile<'a, 'b, E, A> {
     element: PhantomData<E>,
 }
 
-impl<E: Pair, A: Arithmetic> Add for StoredTile<'_, '_, E, A> {
-    fn sums(&self) -> &Sums<'_> {
-        self.sums
-    }
-
+impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
+    /// Adds some rows for `T` queries.
     #[inline(always)]
     fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
         if rows.is_empty() {
@@ -229,9 +183,7 @@ impl<E: Pair, A: Arithmetic> Add for StoredTile<'_, '_, E, A> {
             }
         }
     }
-}
 
-impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
     /// `P` pairs, which are `C` chunks; returns how many pairs.
     #[inline(always)]
     fn pairs<S: Simd, const T: usize, const P: usize, const C: usize>(
@@ -255,6 +207,11 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
                     if let Some(at) = E::UNIT {
                         let unit = s.f16_column(&self.rows.tile, (pair + n) * bytes + at);
                         weights = s.mul(weights, unit);
+                    }
+                    if E::UNIT.is_some() && A::AT_ONCE > 1 {
+                        // The unit of a row that is not needed may not be finite, and stands beside one that is.
+                        weights = s.keep_first(weights, rows.end, s.splat(0.0));
+                        weights = s.keep_first(s.splat(0.0), rows.start, weights);
                     }
                     let weights = self.arithmetic.neighbours(s, [weights, s.splat(0.0)]);
                     s.store(weights[0], &mut multiplied[n][t]);
@@ -294,152 +251,5 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
         }
         self.sums.store(s, first, 2 * pair, &sums);
         P
-    }
-}
-
-/// Adds one pair of chunks of rows, from a copy, for the queries of one head.
-pub(super) struct Panels<'a, 'b, const HAVE_UNITS: bool> {
-    pub(super) values: &'a [[Chunk; 2]; PANEL_ROWS],
-    /// What their units are worth.
-    pub(super) units: &'a [u16; PANEL_ROWS],
-    pub(super) sums: Sums<'a>,
-    /// Which pair.
-    pub(super) pair: usize,
-    pub(super) ahead: &'a mut Ahead<'b>,
-}
-
-impl<const HAVE_UNITS: bool> Kernel for Panels<'_, '_, HAVE_UNITS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let count = self.sums.queries();
-        let (earliest, latest) = (self.sums.visible(0), self.sums.visible(count - 1));
-        let all_see_all = latest.start == 0 && earliest.end == PANEL_ROWS;
-        let mut first = 0;
-        while first < count {
-            self.ahead.fetch::<S, 8>(s);
-            match count - first {
-                12.. if S::REGISTERS == Registers::Many => {
-                    self.tile::<S, 12>(s, first, all_see_all);
-                    first += 12;
-                }
-                6.. if S::REGISTERS == Registers::Few => {
-                    self.tile::<S, 6>(s, first, all_see_all);
-                    first += 6;
-                }
-                4.. => {
-                    self.tile::<S, 4>(s, first, all_see_all);
-                    first += 4;
-                }
-                2.. => {
-                    self.tile::<S, 2>(s, first, all_see_all);
-                    first += 2;
-                }
-                left => {
-                    self.add_singly(s, first..count, 0..PANEL_ROWS);
-                    first += left;
-                }
-            }
-        }
-    }
-}
-
-impl<const HAVE_UNITS: bool> Panels<'_, '_, HAVE_UNITS> {
-    #[inline(always)]
-    fn tile<S: Simd, const T: usize>(&mut self, s: S, first: usize, all_see_all: bool) {
-        if all_see_all {
-            self.add::<S, T>(s, first, 0..PANEL_ROWS);
-        } else {
-            self.add_visible::<S, T>(s, first);
-        }
-    }
-}
-
-impl<const HAVE_UNITS: bool> Add for Panels<'_, '_, HAVE_UNITS> {
-    fn sums(&self) -> &Sums<'_> {
-        &self.sums
-    }
-
-    #[inline(always)]
-    fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
-        if rows.is_empty() {
-            return;
-        }
-        let whole = 2 * self.pair + 1 < self.sums.chunks;
-        if whole && S::REGISTERS == Registers::Many {
-            return self.chunks::<S, T, 2>(s, first, 0, &rows);
-        }
-        // One chunk at a time, so that the sums of several queries stay in registers.
-        self.chunks::<S, T, 1>(s, first, 0, &rows);
-        if whole {
-            self.chunks::<S, T, 1>(s, first, 1, &rows);
-        }
-    }
-}
-
-impl<const HAVE_UNITS: bool> Panels<'_, '_, HAVE_UNITS> {
-    /// The weights of `T` queries for one chunk of rows.
-    #[inline(always)]
-    fn weights<const T: usize>(&self, first: usize, chunk: usize) -> [&[f32; LANES]; T] {
-        let place = self.sums.start % PARTITION / LANES + chunk;
-        self.sums.weights(first, place)
-    }
-
-    /// Multiplies them by the units of the rows; `out` holds those of an even and of an odd chunk.
-    #[inline(always)]
-    fn multiply<S: Simd, const T: usize>(
-        &self,
-        s: S,
-        first: usize,
-        chunk: usize,
-        out: &mut [[[f32; LANES]; T]; 2],
-    ) {
-        if HAVE_UNITS {
-            let units = s.f16_each(self.units.as_chunks().0[chunk]);
-            let weights = self.weights::<T>(first, chunk);
-            for t in 0..T {
-                s.store(s.mul(s.load(weights[t]), units), &mut out[chunk % 2][t]);
-            }
-        }
-    }
-
-    /// Adds `C` chunks of the pair at hand, from `half` on, of some rows for `T` queries.
-    #[inline(always)]
-    fn chunks<S: Simd, const T: usize, const C: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        half: usize,
-        rows: &Range<usize>,
-    ) {
-        let values = self.values.as_chunks::<LANES>().0;
-        let place = 2 * self.pair + half;
-        let mut sums = self.sums.load::<S, T, C>(s, first, place);
-        let chunks = rows.start / LANES..rows.end.div_ceil(LANES);
-        let mut in_units = [[[0.0; LANES]; T]; 2];
-        self.multiply(s, first, chunks.start, &mut in_units);
-        for chunk in chunks.clone() {
-            // One chunk ahead, because what was just written takes long to be read.
-            if chunk + 1 < chunks.end {
-                self.multiply(s, first, chunk + 1, &mut in_units);
-            }
-            let weights = match HAVE_UNITS {
-                true => each!(&in_units[0][0], |t| &in_units[chunk % 2][t]),
-                false => self.weights::<T>(first, chunk),
-            };
-            let values = &values[chunk];
-            let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
-            for lane in lane(rows.start)..lane(rows.end) {
-                let value: [_; C] = each!(s.splat(0.0), |c| s.load(&values[lane][half + c].0));
-                for t in 0..T {
-                    let weight = s.splat(weights[t][lane]);
-                    for c in 0..C {
-                        sums[t][c] = s.fma(weight, value[c], sums[t][c]);
-                    }
-                }
-            }
-        }
-        self.sums.store(s, first, place, &sums);
     }
 }

@@ -91,13 +91,14 @@ impl Packing for Bytes {
         start: &[i32; T],
         range: Range<usize>,
     ) -> Dots<S, R, T> {
-        let start: [_; T] = each!(s.u_splat(0), |t| s.dot_start(start[t]));
+        let start: [_; T] = each!(s.u_splat(0), |t| s
+            .dot_start(s.u_splat(start[t].cast_unsigned())));
         let mut sums = [start; R];
         for g in range {
             for r in 0..R {
                 let word = s.u_load(&weights[r][g].0);
                 for t in 0..T {
-                    sums[r][t] = s.dot4(sums[r][t], word, x.q[t][g]);
+                    sums[r][t] = s.dot4(sums[r][t], word, s.u_splat(x.q[t][g]));
                 }
             }
         }

@@ -110,10 +110,11 @@ impl<S: Simd> Source<S, 1> for PackedBlock<S> {
         start: &[i32; T],
         range: Range<usize>,
     ) -> Dots<S, 1, T> {
-        let mut sums = [each!(s.u_splat(0), |t| s.dot_start(start[t]))];
+        let mut sums = [each!(s.u_splat(0), |t| s
+            .dot_start(s.u_splat(start[t].cast_unsigned())))];
         for g in range {
             for t in 0..T {
-                sums[0][t] = s.dot4(sums[0][t], self.words[g], x.q[t][g]);
+                sums[0][t] = s.dot4(sums[0][t], self.words[g], s.u_splat(x.q[t][g]));
             }
         }
         sums

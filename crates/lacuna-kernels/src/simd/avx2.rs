@@ -824,10 +824,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
-        // SAFETY: 1.
-        let activations = unsafe { _mm256_set1_epi32(activations as i32) };
-        both!(|sum, weights| dot4(sum, weights, activations))
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
+        both!(|sum, weights, activations| dot4(sum, weights, activations))
     }
 
     #[inline(always)]

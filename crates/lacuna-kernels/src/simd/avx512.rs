@@ -632,9 +632,8 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn dot_start(self, bias: i32) -> __m512i {
-        // SAFETY: 1.
-        unsafe { _mm512_set1_epi32(bias) }
+    fn dot_start(self, bias: __m512i) -> __m512i {
+        bias
     }
 
     #[inline(always)]
@@ -731,9 +730,9 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: __m512i, weights: __m512i, activations: u32) -> __m512i {
+    fn dot4(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
         // SAFETY: 1.
-        unsafe { _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(activations as i32)) }
+        unsafe { _mm512_dpbusd_epi32(sum, weights, activations) }
     }
 
     #[inline(always)]

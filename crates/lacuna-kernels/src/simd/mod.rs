@@ -287,10 +287,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Prepares bytes as weights for [`Simd::dot4`]: each byte plus `offset`, wrapping, is the
     /// signed weight.
     fn weights(self, bytes: Self::U, offset: i8) -> Self::U;
-    /// Start of an integer sum. `bias` is [`ActivationBlock`](crate::activations)'s start value,
-    /// which some levels use to correct an unsigned representation of the weights.
+    /// Start of integer sums. `bias` holds start values of [`ActivationBlock`](crate::activations)s, which some
+    /// levels use to correct an unsigned representation of the weights.
     #[inline(always)]
-    fn dot_start(self, _bias: i32) -> Self::U {
+    fn dot_start(self, _bias: Self::U) -> Self::U {
         self.u_splat(0)
     }
     /// Signed bytes as 16-bit numbers: bytes 0 and 1 of each lane, and bytes 2 and 3.
@@ -471,7 +471,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         })
     }
     /// Adds to each lane the product of four weights and four signed bytes.
-    fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
     #[inline(always)]
     fn dot_end(

@@ -816,8 +816,8 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
-        self.dot_unsigned(sum, weights, self.u_splat(activations))
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
+        self.dot_unsigned(sum, weights, activations)
     }
 
     #[inline(always)]

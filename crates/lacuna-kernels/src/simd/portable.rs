@@ -321,10 +321,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: U, weights: U, activations: u32) -> U {
-        zip(sum, weights, |sum, w| {
-            sum.wrapping_add_signed(dot_bytes(w, activations))
-        })
+    fn dot4(self, sum: U, weights: U, activations: U) -> U {
+        self.dot_unsigned(sum, weights, activations)
     }
 
     #[inline(always)]

@@ -247,10 +247,10 @@ impl Inputs {
             (-16, 0x1F1F_1F1F),
             (-32, 0x3F3F_3F3F),
         ] {
-            let mut dot = s.dot_start(blocks[0].start[0]);
+            let mut dot = s.dot_start(s.u_splat(blocks[0].start[0].cast_unsigned()));
             for (i, x) in activations[0].iter().enumerate() {
                 let weights = s.u_and(s.u_load(&self.words[i % 4]), s.u_splat(mask));
-                dot = s.dot4(dot, s.weights(weights, offset), *x);
+                dot = s.dot4(dot, s.weights(weights, offset), s.u_splat(*x));
             }
             dots.push(dot);
         }

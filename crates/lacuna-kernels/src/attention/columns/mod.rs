@@ -7,8 +7,10 @@
 //!
 //! Sums are those of the other ways, in their order: a dot product is sixteen partial sums, `l` over the elements
 //! `l, l + 16, ..`, added as [`Simd::sum`] adds lanes; so is the sum of weights; values are added row by row. With
-//! [two at once](Arithmetic::AT_ONCE) read pairs of elements for elements, and pairs of rows for rows.
+//! [two at once](Arithmetic::AT_ONCE) read pairs of elements for elements, and pairs of rows for rows. Those of q8_0 keys
+//! are [integers].
 
+mod integers;
 mod scores;
 mod seen;
 mod values;
@@ -18,6 +20,8 @@ use super::arithmetic::Arithmetic;
 use super::softmax::Chunk;
 use crate::elementwise::activation::{Function, SoftCap};
 use crate::simd::{Kernel, LANES, Registers, Simd, each, exp, padded};
+use integers::IntegerScores;
+pub(super) use integers::{IntegerKeys, PackIntegerColumns, QueryBlocks};
 pub(super) use scores::Keys;
 pub(super) use seen::Seen;
 pub(super) use values::Values;
@@ -102,17 +106,40 @@ impl<'q, A: Arithmetic, Q: Fn(usize) -> &'q [f32]> Kernel for PackColumns<'_, A,
     }
 }
 
+/// A tile of queries, as it was packed, and the keys of a partition.
+#[derive(Clone, Copy)]
+pub(super) enum Scored<'a> {
+    Elements {
+        queries: &'a [Chunk],
+        keys: Keys<'a>,
+    },
+    Integers {
+        queries: &'a [QueryBlocks],
+        keys: IntegerKeys<'a>,
+    },
+}
+
+impl Scored<'_> {
+    /// Vectors of queries.
+    fn vectors(&self) -> usize {
+        match self {
+            Self::Elements { queries, keys } => queries.len() / (LANES * keys.steps),
+            Self::Integers { queries, keys } => queries.len() / keys.units.len(),
+        }
+    }
+}
+
 /// One tile of queries and the rows of a partition: writes the states of the queries.
 pub(super) struct Tile<'a, 'b, A> {
     pub(super) arithmetic: A,
-    /// One tile of [`PackColumns`].
-    pub(super) queries: &'a [Chunk],
-    pub(super) keys: Keys<'a>,
+    pub(super) scored: Scored<'a>,
     pub(super) values: Values<'a>,
     pub(super) seen: &'a Seen,
     pub(super) cap: Option<SoftCap>,
     /// Room for scores, `[PARTITION, vectors]` ...
     pub(super) scores: &'a mut [Chunk],
+    /// ... for weights as they are multiplied, the same ...
+    pub(super) weights: &'a mut [Chunk],
     /// ... and for sums of values, `[elements of whole chunks, vectors]`.
     pub(super) sums: &'a mut [Chunk],
     /// `[queries, 1 + chunks]`, of queries that exist.
@@ -126,7 +153,7 @@ impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        match self.queries.len() / (LANES * self.keys.steps) {
+        match self.scored.vectors() {
             1 => self.vectors::<S, 1>(s),
             _ => self.vectors::<S, 2>(s),
         }
@@ -136,14 +163,23 @@ impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
 impl<A: Arithmetic> Tile<'_, '_, A> {
     #[inline(always)]
     fn vectors<S: Simd, const V: usize>(&mut self, s: S) {
-        self.scores::<S, V>(s);
+        match self.scored {
+            Scored::Elements { queries, keys } => self.scores::<S, V>(s, queries, keys),
+            Scored::Integers { queries, keys } => {
+                let scores = IntegerScores {
+                    queries: queries.as_chunks::<V>().0,
+                    keys,
+                    any: self.seen.any.clone(),
+                    scores: self.scores.as_chunks_mut().0,
+                    ahead: &mut self.ahead[0],
+                };
+                scores.write(s);
+            }
+        }
         self.soften::<S, V>(s);
-        match (self.values.units.is_empty(), S::REGISTERS) {
-            (true, Registers::Many) => self.values::<S, V, 8, false>(s),
-            (true, Registers::Few) => self.values::<S, V, 6, false>(s),
-            (false, Registers::Many) => self.values::<S, V, 8, true>(s),
-            // Elements of one unit, of which there are 32.
-            (false, Registers::Few) => self.values::<S, V, 4, true>(s),
+        match S::REGISTERS {
+            Registers::Many => self.values::<S, V, 8>(s),
+            Registers::Few => self.values::<S, V, 6>(s),
         }
         self.states::<S, V>(s);
     }

@@ -23,8 +23,13 @@ pub(in super::super) struct Keys<'a> {
 
 impl<A: Arithmetic> Tile<'_, '_, A> {
     #[inline(always)]
-    pub(super) fn scores<S: Simd, const V: usize>(&mut self, s: S) {
-        let Keys { rows, steps, tail } = self.keys;
+    pub(super) fn scores<S: Simd, const V: usize>(
+        &mut self,
+        s: S,
+        queries: &[Chunk],
+        keys: Keys<'_>,
+    ) {
+        let Keys { rows, steps, tail } = keys;
         let scores = self.scores.as_chunks_mut::<V>().0;
         for start in self.seen.any.clone().step_by(ROWS) {
             self.ahead[0].fetch::<S, 8>(s);
@@ -33,7 +38,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
             let rows = &rows[start * steps..(start + ROWS) * steps];
             let products = Products::<A, V> {
                 arithmetic: self.arithmetic,
-                queries: self.queries.as_chunks().0,
+                queries: queries.as_chunks().0,
                 rows: each!([].as_slice(), |r| &rows[r * steps..(r + 1) * steps]),
                 tail,
             };
@@ -41,11 +46,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
             let out: &mut [[Chunk; V]; ROWS] = scores[start..]
                 .first_chunk_mut()
                 .expect("rows of a partition");
-            for r in 0..ROWS {
-                for v in 0..V {
-                    s.store(sums[r][v], &mut out[r][v].0);
-                }
-            }
+            super::store(s, &sums, out);
         }
     }
 }

@@ -21,52 +21,69 @@ pub(in super::super) struct Values<'a> {
     pub(in super::super) units: &'a [[f32; PARTITION]],
 }
 
+/// Elements that a unit is for.
+const UNIT_ELEMENTS: usize = 2 * LANES;
+
 impl<A: Arithmetic> Tile<'_, '_, A> {
     /// Adds up values, `D` elements of all rows at a time.
     #[inline(always)]
-    pub(super) fn values<S: Simd, const V: usize, const D: usize, const HAVE_UNITS: bool>(
-        &mut self,
-        s: S,
-    ) {
-        if A::AT_ONCE > 1 {
-            self.join_weights::<S, V, HAVE_UNITS>(s);
+    pub(super) fn values<S: Simd, const V: usize, const D: usize>(&mut self, s: S) {
+        let Values {
+            chunks, dim, units, ..
+        } = self.values;
+        let of_one_unit = match units.is_empty() {
+            true => dim,
+            false => UNIT_ELEMENTS,
+        };
+        for first in (0..dim).step_by(of_one_unit) {
+            let elements = first..dim.min(first + of_one_unit);
+            let units = units.get(first / UNIT_ELEMENTS);
+            let as_they_are = units.is_none() && A::AT_ONCE == 1;
+            if !as_they_are {
+                self.weigh::<S, V>(s, units);
+            }
+            for start in elements.clone().step_by(D) {
+                self.ahead[1].fetch::<S, 8>(s);
+                // The last ones may be computed twice, or be zeros behind a short row.
+                let start = start.min(elements.end.saturating_sub(D));
+                let columns = Columns::<A, V, D> {
+                    arithmetic: self.arithmetic,
+                    values: &self.values,
+                    weights: match as_they_are {
+                        true => self.scores.as_chunks().0,
+                        false => self.weights.as_chunks().0,
+                    },
+                    seen: self.seen,
+                    start,
+                };
+                let sums = self.sums.as_chunks_mut().0[start..].first_chunk_mut();
+                columns.add_up(s, sums.expect("sums of whole chunks"));
+            }
         }
-        let dim = self.values.dim;
-        let sums = self.sums.as_chunks_mut::<V>().0;
-        for start in (0..dim).step_by(D) {
-            self.ahead[1].fetch::<S, 8>(s);
-            // The last ones may be computed twice, or be zeros behind a short row.
-            let start = start.min(dim.saturating_sub(D));
-            let columns = Columns::<A, V, D, HAVE_UNITS> {
-                arithmetic: self.arithmetic,
-                values: &self.values,
-                weights: self.scores.as_chunks().0,
-                seen: self.seen,
-                start,
-            };
-            let sums = sums[start..].first_chunk_mut();
-            columns.add_up(s, sums.expect("sums of whole chunks"));
-        }
-        let rest = dim.max(D)..self.values.chunks * LANES;
-        sums[rest].fill([Chunk::ZERO; V]);
+        let rest = dim.max(D)..chunks * LANES;
+        self.sums.as_chunks_mut::<V>().0[rest].fill([Chunk::ZERO; V]);
     }
 
-    /// Writes the weights of rows that are multiplied at once in one place, unless units are multiplied by before that.
+    /// Writes weights as they are multiplied: times the units of rows, those of rows that are multiplied at once in one
+    /// place. A row that a query does not see may stand beside one that it sees, and its unit may not be finite.
     #[inline(always)]
-    fn join_weights<S: Simd, const V: usize, const HAVE_UNITS: bool>(&mut self, s: S) {
-        let any = &self.seen.any;
-        let places = places::<A>(any);
-        let weights = self.scores.as_chunks_mut::<V>().0;
-        // Rows that no query sees have no weight.
-        weights[places.start * A::AT_ONCE..any.start].fill([Chunk::ZERO; V]);
-        weights[any.end..places.end * A::AT_ONCE].fill([Chunk::ZERO; V]);
-        if HAVE_UNITS {
-            return;
-        }
-        for place in places {
-            let row = place * A::AT_ONCE;
+    fn weigh<S: Simd, const V: usize>(&mut self, s: S, units: Option<&[f32; PARTITION]>) {
+        let scores = self.scores.as_chunks::<V>().0;
+        let weights = self.weights.as_chunks_mut::<V>().0;
+        for place in places::<A>(&self.seen.any) {
+            let mut rows = [[s.splat(0.0); V]; 2];
+            for at in 0..A::AT_ONCE {
+                let row = place * A::AT_ONCE + at;
+                for v in 0..V {
+                    let mut weight = s.load(&scores[row][v].0);
+                    if let Some(units) = units {
+                        weight = s.mul(weight, s.splat(units[row]));
+                    }
+                    rows[at][v] = self.seen.keep(s, weight, row, v, s.splat(0.0));
+                }
+            }
             for v in 0..V {
-                let rows = [row, row + A::AT_ONCE - 1].map(|row| s.load(&weights[row][v].0));
+                let rows = [rows[0][v], rows[1][v]];
                 s.store(self.arithmetic.rows(s, rows), &mut weights[place][v].0);
             }
         }
@@ -80,18 +97,16 @@ fn places<A: Arithmetic>(rows: &Range<usize>) -> Range<usize> {
 
 /// `D` elements of values, from `start` on, for `V` vectors of queries.
 #[derive(Clone, Copy)]
-struct Columns<'a, A, const V: usize, const D: usize, const HAVE_UNITS: bool> {
+struct Columns<'a, A, const V: usize, const D: usize> {
     arithmetic: A,
     values: &'a Values<'a>,
-    /// By place if there are no units, else by row.
+    /// By place.
     weights: &'a [[Chunk; V]],
     seen: &'a Seen,
     start: usize,
 }
 
-impl<A: Arithmetic, const V: usize, const D: usize, const HAVE_UNITS: bool>
-    Columns<'_, A, V, D, HAVE_UNITS>
-{
+impl<A: Arithmetic, const V: usize, const D: usize> Columns<'_, A, V, D> {
     #[inline(always)]
     fn add_up<S: Simd>(self, s: S, out: &mut [[Chunk; V]; D]) {
         let any = places::<A>(&self.seen.any);
@@ -135,31 +150,18 @@ impl<A: Arithmetic, const V: usize, const D: usize, const HAVE_UNITS: bool>
 
     #[inline(always)]
     fn weights<S: Simd>(&self, s: S, place: usize) -> [S::F; V] {
-        if !HAVE_UNITS {
-            return each!(s.splat(0.0), |v| s.load(&self.weights[place][v].0));
-        }
-        let units = &self.values.units[self.start / (2 * LANES)];
-        each!(s.splat(0.0), |v| {
-            let row = place * A::AT_ONCE;
-            let rows = [row, row + A::AT_ONCE - 1].map(|row| {
-                let weights = s.load(&self.weights[row][v].0);
-                s.mul(weights, s.splat(units[row]))
-            });
-            self.arithmetic.rows(s, rows)
-        })
+        each!(s.splat(0.0), |v| s.load(&self.weights[place][v].0))
     }
 }
 
 /// Adds rows for the queries that see them; it is compiled apart because it is rarely needed.
-struct Singly<'a, 'b, A, const V: usize, const D: usize, const HAVE_UNITS: bool> {
-    columns: Columns<'a, A, V, D, HAVE_UNITS>,
+struct Singly<'a, 'b, A, const V: usize, const D: usize> {
+    columns: Columns<'a, A, V, D>,
     places: Range<usize>,
     out: &'b mut [[Chunk; V]; D],
 }
 
-impl<A: Arithmetic, const V: usize, const D: usize, const HAVE_UNITS: bool> Kernel
-    for Singly<'_, '_, A, V, D, HAVE_UNITS>
-{
+impl<A: Arithmetic, const V: usize, const D: usize> Kernel for Singly<'_, '_, A, V, D> {
     type Output = ();
 
     #[inline(always)]

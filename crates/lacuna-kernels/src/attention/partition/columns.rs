@@ -3,29 +3,31 @@
 use std::ops::Range;
 
 use super::super::ahead::Ahead;
-use super::super::arithmetic::{Arithmetic, InF32};
+use super::super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::super::columns::{
-    Keys, MOST_QUERIES, PackColumns, Seen, Tile, Values, packed_len, tile_queries,
+    IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Seen,
+    Tile, Values, packed_len, tile_queries,
 };
 use super::super::elements::has_units;
-use super::super::rows::{CopyKeys, CopyValues, Head};
+use super::super::rows::{CopyIntegerKeys, CopyKeys, CopyValues, Head};
 use super::super::softmax::Chunk;
-use super::super::{AttentionShape, COLUMN_CHUNKS, PARTITION};
+use super::super::{Attention, AttentionShape, COLUMN_CHUNKS, PARTITION};
 use super::{Loaded, Partition, Side};
+use crate::activations::BLOCK;
 use crate::elementwise::activation::SoftCap;
 use crate::simd::{LANES, Simd};
 
 /// What one worker needs for that.
 pub(super) struct Buffers {
-    /// Queries of one part, packed in tiles ...
-    queries: Box<[Chunk]>,
-    /// ... and which part that is.
+    scoring: Scoring,
+    /// The part whose queries are packed.
     packed: Option<usize>,
-    /// One head of the rows of a partition.
-    keys: Copied,
+    /// One head of the rows of a partition ...
     values: Copied,
-    /// What the units of those values are worth.
+    /// ... and what their units are worth, if they have some.
     units: Box<[[f32; PARTITION]]>,
+    /// Weights of one tile, `[PARTITION, vectors]`.
+    weights: Box<[Chunk]>,
     /// Sums of one tile, `[elements, vectors]`.
     sums: Box<[Chunk]>,
 }
@@ -34,36 +36,95 @@ impl Buffers {
     pub(super) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
+        let units = || vec![[0.0; PARTITION]; CHUNKS / 2].into_boxed_slice();
+        // The last vector may not be full.
+        let queries = COLUMN_CHUNKS + (LANES - 1) * CHUNKS;
         Self {
-            // The last vector may not be full.
-            queries: chunks(COLUMN_CHUNKS + (LANES - 1) * CHUNKS),
+            scoring: Scoring {
+                queries: chunks(queries),
+                integers: vec![QueryBlocks::ZERO; queries.div_ceil(2 * LANES)].into_boxed_slice(),
+                keys: Copied::new(),
+                units: units(),
+            },
             packed: None,
-            keys: Copied::new(),
             values: Copied::new(),
-            units: vec![[0.0; PARTITION]; CHUNKS / 2].into_boxed_slice(),
+            units: units(),
+            weights: chunks(PARTITION * MOST_QUERIES / LANES),
             sums: chunks(AttentionShape::MAX_HEAD_DIM * MOST_QUERIES / LANES),
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
         let Self {
-            queries,
+            scoring,
             packed: _,
-            keys,
             values,
             units,
+            weights,
             sums,
         } = self;
-        size_of_val(&**queries)
-            + keys.bytes()
+        scoring.bytes()
             + values.bytes()
             + size_of_val(&**units)
+            + size_of_val(&**weights)
             + size_of_val(&**sums)
     }
 
     /// What is packed is of another task.
     pub(super) fn forget_queries(&mut self) {
         self.packed = None;
+    }
+}
+
+/// What scores are computed from.
+struct Scoring {
+    /// Queries of one part, packed in tiles ...
+    queries: Box<[Chunk]>,
+    /// ... which for keys that are integers are these.
+    integers: Box<[QueryBlocks]>,
+    /// One head of the rows of a partition ...
+    keys: Copied,
+    /// ... and what their units are worth, if they are integers.
+    units: Box<[[f32; PARTITION]]>,
+}
+
+impl Scoring {
+    fn bytes(&self) -> usize {
+        let Self {
+            queries,
+            integers,
+            keys,
+            units,
+        } = self;
+        size_of_val(&**queries) + size_of_val(&**integers) + keys.bytes() + size_of_val(&**units)
+    }
+
+    /// The queries of one tile, as they were packed, and the keys they are multiplied with.
+    fn of<A: Arithmetic>(&self, attention: &Attention<'_>, tile: Range<usize>) -> Scored<'_> {
+        let head_dim = attention.shape.head_dim;
+        let vectors = tile.start / LANES..tile.end.div_ceil(LANES);
+        let rows = self.keys.rows();
+        if attention.integer_keys() {
+            let blocks = head_dim / BLOCK;
+            return Scored::Integers {
+                queries: &self.integers[vectors.start * blocks..vectors.end * blocks],
+                keys: IntegerKeys {
+                    rows,
+                    steps: head_dim.div_ceil(2 * BLOCK),
+                    units: &self.units[..blocks],
+                },
+            };
+        }
+        let steps = steps::<A>(head_dim);
+        let per_vector = LANES * steps;
+        Scored::Elements {
+            queries: &self.queries[vectors.start * per_vector..vectors.end * per_vector],
+            keys: Keys {
+                rows,
+                steps,
+                tail: (head_dim - (steps - 1) * LANES * A::AT_ONCE).div_ceil(A::AT_ONCE),
+            },
+        }
     }
 }
 
@@ -110,19 +171,33 @@ impl Loaded<'_> {
         }
         let (attention, task) = (self.attention, self.task);
         let (shape, group) = (attention.shape, attention.part);
-        let (steps, count) = (steps::<A>(shape.head_dim), self.part_queries());
-        s.vectorize(PackColumns {
-            arithmetic,
-            query: |query| {
-                let token = task.first_token + query / group;
-                let head = token * shape.query_heads + part * group + query % group;
-                &attention.q[head * shape.head_dim..][..shape.head_dim]
-            },
-            count,
-            scale: shape.scale,
-            steps,
-            out: &mut self.buffers.columns.queries[..packed_len(count, steps)],
-        });
+        let count = self.part_queries();
+        let query = |query: usize| {
+            let token = task.first_token + query / group;
+            let head = token * shape.query_heads + part * group + query % group;
+            &attention.q[head * shape.head_dim..][..shape.head_dim]
+        };
+        let scoring = &mut self.buffers.columns.scoring;
+        if attention.integer_keys() {
+            let blocks = shape.head_dim / BLOCK;
+            s.vectorize(PackIntegerColumns {
+                query,
+                count,
+                scale: shape.scale,
+                blocks,
+                out: &mut scoring.integers[..count.div_ceil(LANES) * blocks],
+            });
+        } else {
+            let steps = steps::<A>(shape.head_dim);
+            s.vectorize(PackColumns {
+                arithmetic,
+                query,
+                count,
+                scale: shape.scale,
+                steps,
+                out: &mut scoring.queries[..packed_len(count, steps)],
+            });
+        }
         self.buffers.columns.packed = Some(part);
     }
 }
@@ -136,8 +211,8 @@ impl<'b> Partition<'_, 'b> {
     /// All of a partition, one tile of queries after the other.
     #[inline(always)]
     pub(super) fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        match self.loaded.rounded() {
-            Some(rounded) => self.columns_in(s, rounded, rows),
+        match self.loaded.attention.rounded {
+            Some(rounded) => self.columns_in(s, InBf16(rounded), rows),
             None => self.columns_in(s, InF32, rows),
         }
     }
@@ -151,7 +226,6 @@ impl<'b> Partition<'_, 'b> {
         let start = self.index * PARTITION;
         let sight = attention.sight(task.first_token);
         let count = self.loaded.part_queries();
-        let steps = steps::<A>(shape.head_dim);
         let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
         for part in self.loaded.parts() {
             self.loaded.pack(s, arithmetic, part);
@@ -161,8 +235,7 @@ impl<'b> Partition<'_, 'b> {
             let states = self.states[first * per_query..].chunks_mut(len * per_query);
             let buffers = &mut *self.loaded.buffers;
             let columns = &mut buffers.columns;
-            let tiles = columns.queries[..packed_len(count, steps)].chunks(len * steps);
-            for ((first, queries), states) in (0..count).step_by(len).zip(tiles).zip(states) {
+            for (first, states) in (0..count).step_by(len).zip(states) {
                 let tile = first..count.min(first + len);
                 let visible = |query: usize| {
                     let token = (first + query) / attention.part;
@@ -173,13 +246,7 @@ impl<'b> Partition<'_, 'b> {
                 };
                 s.vectorize(Tile {
                     arithmetic,
-                    queries,
-                    keys: Keys {
-                        rows: columns.keys.rows(),
-                        steps,
-                        tail: (shape.head_dim - (steps - 1) * LANES * A::AT_ONCE)
-                            .div_ceil(A::AT_ONCE),
-                    },
+                    scored: columns.scoring.of::<A>(attention, tile.clone()),
                     values: Values {
                         rows: columns.values.rows(),
                         chunks: shape.value_chunks(),
@@ -192,6 +259,7 @@ impl<'b> Partition<'_, 'b> {
                     seen: &seen,
                     cap: shape.soft_cap.map(SoftCap),
                     scores: &mut buffers.scores,
+                    weights: &mut columns.weights,
                     sums: &mut columns.sums,
                     states: &mut states[..tile.len() * per_query],
                     ahead: &mut ahead,
@@ -222,13 +290,23 @@ impl<'b> Partition<'_, 'b> {
             start,
             rows: rows.clone(),
         };
-        s.vectorize(CopyKeys {
-            arithmetic,
-            keys: of(attention.k),
-            steps: steps::<A>(shape.head_dim),
-            out: columns.keys.rows_mut(),
-            ahead: &mut ahead,
-        });
+        if attention.integer_keys() {
+            s.vectorize(CopyIntegerKeys {
+                keys: of(attention.k),
+                steps: shape.head_dim.div_ceil(2 * BLOCK),
+                out: columns.scoring.keys.rows_mut(),
+                units: &mut columns.scoring.units,
+                ahead: &mut ahead,
+            });
+        } else {
+            s.vectorize(CopyKeys {
+                arithmetic,
+                keys: of(attention.k),
+                steps: steps::<A>(shape.head_dim),
+                out: columns.scoring.keys.rows_mut(),
+                ahead: &mut ahead,
+            });
+        }
         s.vectorize(CopyValues {
             arithmetic,
             values: of(attention.v),

@@ -5,20 +5,16 @@ mod columns;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::ahead::Ahead;
 use super::arithmetic::{Arithmetic, InBf16, InF32};
-use super::elements::{Pair, with_element};
-use super::integers::{
-    HALVES, IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock,
-};
-use super::rows::{BlockRows, Convert};
+use super::elements::with_element;
+use super::integers::{IntegerRows, QuantizeQueries, QueryBlock};
 use super::scores;
 use super::softmax::{Cap, Chunk, Soften};
 use super::stored::{Next, StoredRows};
-use super::values::{Panels, Stored, Sums};
+use super::values::{Stored, Sums};
 use super::{
-    Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
-    QUERY_CHUNKS, TOKENS_AHEAD, Task,
+    Attention, AttentionShape, PARTITION, PARTITION_CHUNKS, QUERIES, QUERY_CHUNKS, TOKENS_AHEAD,
+    Task,
 };
 use crate::element::ElementType;
 use crate::elementwise::activation::SoftCap;
@@ -42,9 +38,8 @@ fn many(keys: ElementType, queries: usize, rounded: bool) -> usize {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Method {
     Rows,
-    Columns,
     IntegerRows,
-    Integers,
+    Columns,
 }
 
 /// Whether K and V are better copied than read as they are stored, or have to be.
@@ -65,11 +60,6 @@ pub(super) struct Buffers {
     queries: Box<[Chunk]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
-    /// One pair of chunks of a head's values.
-    values: Box<[[Chunk; 2]; PANEL_ROWS]>,
-    /// ... and their units.
-    units: Box<[u16; PANEL_ROWS]>,
-    key_blocks: Box<[KeyBlock]>,
     copy: Box<[u8]>,
     /// `[queries, PARTITION_CHUNKS]`, or `[PARTITION, queries]` of a tile of columns: scores, then weights.
     scores: Box<[Chunk]>,
@@ -78,15 +68,11 @@ pub(super) struct Buffers {
 
 impl Buffers {
     pub(super) fn new() -> Self {
-        const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
         let copy = LANES * ElementType::F32.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
             queries: chunks(QUERY_CHUNKS),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
-            values: Box::new([[Chunk::ZERO; 2]; _]),
-            units: Box::new([0; _]),
-            key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
             scores: chunks(QUERIES * PARTITION_CHUNKS),
             columns: columns::Buffers::new(),
@@ -97,18 +83,12 @@ impl Buffers {
         let Self {
             queries,
             integers,
-            values,
-            units,
-            key_blocks,
             copy,
             scores,
             columns,
         } = self;
         size_of_val(&**queries)
             + size_of_val(&**integers)
-            + size_of_val(&**values)
-            + size_of_val(&**units)
-            + size_of_val(&**key_blocks)
             + size_of_val(&**copy)
             + size_of_val(&**scores)
             + columns.bytes()
@@ -123,13 +103,6 @@ pub(super) struct Loaded<'a> {
     buffers: &'a mut Buffers,
 }
 
-/// The blocks of `len` rows that some rows are in: where each starts and its rows.
-fn blocks(rows: &Range<usize>, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-    let rows = rows.clone();
-    let starts = (rows.start / len * len..rows.end).step_by(len);
-    starts.map(move |start| (start, rows.start.max(start)..rows.end.min(start + len)))
-}
-
 impl<'a> Loaded<'a> {
     /// Loads the queries, scaled, the way the keys need them.
     #[inline(always)]
@@ -139,12 +112,10 @@ impl<'a> Loaded<'a> {
         task: Task,
         buffers: &'a mut Buffers,
     ) -> Self {
-        let integers = attention.k.layout().element == ElementType::Q8_0;
         let method = match is_many(attention, &task) {
-            false if !integers => Method::Rows,
-            true if !integers => Method::Columns,
-            false => Method::IntegerRows,
-            true => Method::Integers,
+            true => Method::Columns,
+            false if attention.integer_keys() => Method::IntegerRows,
+            false => Method::Rows,
         };
         let mut loaded = Self {
             attention,
@@ -153,24 +124,18 @@ impl<'a> Loaded<'a> {
             buffers,
         };
         match method {
-            Method::Rows => match loaded.rounded() {
-                Some(rounded) => loaded.load(s, rounded),
+            Method::Rows => match attention.rounded {
+                Some(rounded) => loaded.load(s, InBf16(rounded)),
                 None => loaded.load(s, InF32),
             },
             // One part after the other, in each partition.
             Method::Columns => loaded.buffers.columns.forget_queries(),
-            Method::IntegerRows | Method::Integers => {
+            Method::IntegerRows => {
                 loaded.load(s, InF32);
                 loaded.quantize(s);
             }
         }
         loaded
-    }
-
-    /// Whether numbers are rounded to bf16; those of keys in integers are not.
-    fn rounded(&self) -> Option<InBf16> {
-        let integers = self.attention.k.layout().element == ElementType::Q8_0;
-        self.attention.rounded.filter(|_| !integers).map(InBf16)
     }
 
     /// Of heads that are whole pairs of chunks.
@@ -254,12 +219,12 @@ impl Kernel for Partition<'_, '_> {
         if self.loaded.method == Method::Columns {
             return self.columns(s, &rows);
         }
-        self.scores(s, &rows);
-        self.soften(s);
         match self.loaded.method {
-            Method::Integers => self.copied_values(s, &rows),
-            _ => self.stored_values(s, &rows),
+            Method::IntegerRows => self.stored_integer_scores(s, &rows),
+            _ => self.stored_scores(s, &rows),
         }
+        self.soften(s);
+        self.stored_values(s, &rows);
     }
 }
 
@@ -274,61 +239,6 @@ impl<'b> Partition<'_, 'b> {
         match side {
             Side::Keys => self.loaded.attention.k,
             Side::Values => self.loaded.attention.v,
-        }
-    }
-
-    /// What is to be fetched while `part` of the block of `len` rows at `start` is worked on: the next
-    /// block of this side, or behind the last of `rows` the first one of what comes next.
-    fn ahead(
-        &self,
-        side: Side,
-        start: usize,
-        len: usize,
-        rows: &Range<usize>,
-        part: usize,
-    ) -> Ahead<'b> {
-        let next = start + len;
-        let (side, next) = match side {
-            side if next < rows.end => (side, next),
-            Side::Keys => (Side::Values, rows.start),
-            Side::Values => (Side::Keys, self.next * PARTITION),
-        };
-        let fetched = next..next + len;
-        let head = self.loaded.attention.kv_head(part);
-        Ahead::share(self.view(side), fetched, &self.loaded.heads(), head)
-    }
-
-    /// Queries of `part`, by their place in the task, that see any of some rows.
-    fn seeing(&self, part: usize, rows: Range<usize>) -> Range<usize> {
-        let Loaded {
-            attention, task, ..
-        } = *self.loaded;
-        let sight = attention.sight(task.first_token);
-        let tokens = sight.tokens_of(&rows, task.tokens);
-        let first = (part - task.first_part) * self.loaded.part_queries();
-        let group = attention.part;
-        first + tokens.start * group..first + tokens.end * group
-    }
-
-    #[inline(always)]
-    fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        match self.loaded.method {
-            Method::Rows => return self.stored_scores(s, rows),
-            Method::IntegerRows => return self.stored_integer_scores(s, rows),
-            Method::Integers => {}
-            Method::Columns => unreachable!("scores, weights and values are one step there"),
-        }
-        for (start, needed) in blocks(rows, BLOCK_ROWS) {
-            for part in self.loaded.parts() {
-                let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, part);
-                let block = BlockRows {
-                    view: self.view(Side::Keys),
-                    head: self.loaded.attention.kv_head(part),
-                    start,
-                    rows: needed.clone(),
-                };
-                self.integer_scores(s, part, &block, &mut ahead);
-            }
         }
     }
 
@@ -358,8 +268,8 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        match self.loaded.rounded() {
-            Some(rounded) => self.stored_scores_in(s, rounded, rows),
+        match self.loaded.attention.rounded {
+            Some(rounded) => self.stored_scores_in(s, InBf16(rounded), rows),
             None => self.stored_scores_in(s, InF32, rows),
         }
     }
@@ -399,38 +309,6 @@ impl<'b> Partition<'_, 'b> {
             copy: &mut buffers.copy,
             queries: &buffers.integers[..count],
             scores: &mut buffers.scores,
-        });
-    }
-
-    /// The first chunk of the scores of queries for a block.
-    fn scores_at(queries: &Range<usize>, start: usize) -> Range<usize> {
-        let chunk = start % PARTITION / LANES;
-        let place = |query: usize| query * PARTITION_CHUNKS + chunk;
-        place(queries.start)..place(queries.end).saturating_sub(PARTITION_CHUNKS - HALVES)
-    }
-
-    #[inline(always)]
-    fn integer_scores<S: Simd>(
-        &mut self,
-        s: S,
-        part: usize,
-        block: &BlockRows<'_>,
-        ahead: &mut Ahead<'_>,
-    ) {
-        let blocks = self.loaded.attention.shape.key_chunks() / 2;
-        let queries = self.seeing(part, block.start..block.start + BLOCK_ROWS);
-        let buffers = &mut *self.loaded.buffers;
-        let keys = &mut buffers.key_blocks[..blocks * HALVES];
-        s.vectorize(PackIntegers {
-            block,
-            copy: &mut buffers.copy,
-            out: keys,
-            ahead,
-        });
-        s.vectorize(Integers {
-            keys,
-            queries: &buffers.integers[queries.start * blocks..queries.end * blocks],
-            scores: &mut buffers.scores[Self::scores_at(&queries, block.start)],
         });
     }
 
@@ -488,8 +366,8 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        match self.loaded.rounded() {
-            Some(rounded) => self.stored_values_in(s, rounded, rows),
+        match self.loaded.attention.rounded {
+            Some(rounded) => self.stored_values_in(s, InBf16(rounded), rows),
             None => self.stored_values_in(s, InF32, rows),
         }
     }
@@ -517,60 +395,5 @@ impl<'b> Partition<'_, 'b> {
             }
         ));
         self.loaded.buffers.copy = copy;
-    }
-
-    #[inline(always)]
-    fn copied_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let view = self.view(Side::Values);
-        let states = std::mem::take(&mut self.states);
-        for (start, needed) in blocks(rows, PANEL_ROWS) {
-            for part in self.loaded.parts() {
-                let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, part);
-                let queries = self.seeing(part, start..start + PANEL_ROWS);
-                let block = BlockRows {
-                    view,
-                    head: self.loaded.attention.kv_head(part),
-                    start,
-                    rows: needed.clone(),
-                };
-                for pair in 0..self.loaded.attention.shape.value_chunks().div_ceil(2) {
-                    s.vectorize(Convert {
-                        block: &block,
-                        pair,
-                        out: &mut self.loaded.buffers.values[..],
-                        units: &mut self.loaded.buffers.units[..],
-                        ahead: &mut ahead,
-                    });
-                    let element = view.layout().element;
-                    with_element!(element, |E| match E::UNIT {
-                        Some(_) =>
-                            self.panel::<S, true>(s, states, &queries, start, pair, &mut ahead),
-                        None =>
-                            self.panel::<S, false>(s, states, &queries, start, pair, &mut ahead),
-                    });
-                }
-            }
-        }
-    }
-
-    /// Adds a copy of one pair of chunks of the panel at `start`.
-    #[inline(always)]
-    fn panel<S: Simd, const HAVE_UNITS: bool>(
-        &mut self,
-        s: S,
-        states: &mut [Chunk],
-        queries: &Range<usize>,
-        start: usize,
-        pair: usize,
-        ahead: &mut Ahead<'_>,
-    ) {
-        let buffers = &self.loaded.buffers;
-        s.vectorize(Panels::<HAVE_UNITS> {
-            values: &buffers.values,
-            units: &buffers.units,
-            sums: self.sums(states, &buffers.scores, queries, start, PANEL_ROWS),
-            pair,
-            ahead,
-        });
     }
 }
