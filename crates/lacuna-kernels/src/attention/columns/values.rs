@@ -65,12 +65,29 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
     }
 
     /// Writes weights as they are multiplied: times the units of rows, those of rows that are multiplied at once in one
-    /// place. A row that a query does not see may stand beside one that it sees, and its unit may not be finite.
+    /// place.
     #[inline(always)]
     fn weigh<S: Simd, const V: usize>(&mut self, s: S, units: Option<&[f32; PARTITION]>) {
+        let seen = self.seen;
+        let (any, all) = (places::<A>(&seen.any), whole_places::<A>(&seen.all));
+        self.weigh_places::<S, V>(s, units, any.start..all.start, true);
+        self.weigh_places::<S, V>(s, units, all.clone(), false);
+        self.weigh_places::<S, V>(s, units, all.end..any.end, true);
+    }
+
+    /// The same for some places; `some` if not all queries see all of their rows: one that a query does not see may stand
+    /// beside one that it sees, and its unit may not be finite.
+    #[inline(always)]
+    fn weigh_places<S: Simd, const V: usize>(
+        &mut self,
+        s: S,
+        units: Option<&[f32; PARTITION]>,
+        places: Range<usize>,
+        some: bool,
+    ) {
         let scores = self.scores.as_chunks::<V>().0;
         let weights = self.weights.as_chunks_mut::<V>().0;
-        for place in places::<A>(&self.seen.any) {
+        for place in places {
             let mut rows = [[s.splat(0.0); V]; 2];
             for at in 0..A::AT_ONCE {
                 let row = place * A::AT_ONCE + at;
@@ -79,7 +96,10 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
                     if let Some(units) = units {
                         weight = s.mul(weight, s.splat(units[row]));
                     }
-                    rows[at][v] = self.seen.keep(s, weight, row, v, s.splat(0.0));
+                    if some {
+                        weight = self.seen.keep(s, weight, row, v, s.splat(0.0));
+                    }
+                    rows[at][v] = weight;
                 }
             }
             for v in 0..V {
@@ -93,6 +113,12 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
 /// The places of rows that are multiplied at once that some rows are in.
 fn places<A: Arithmetic>(rows: &Range<usize>) -> Range<usize> {
     rows.start / A::AT_ONCE..rows.end.div_ceil(A::AT_ONCE)
+}
+
+/// The places of such rows that are all among some rows.
+fn whole_places<A: Arithmetic>(rows: &Range<usize>) -> Range<usize> {
+    let start = rows.start.div_ceil(A::AT_ONCE);
+    start..(rows.end / A::AT_ONCE).max(start)
 }
 
 /// `D` elements of values, from `start` on, for `V` vectors of queries.
@@ -110,9 +136,7 @@ impl<A: Arithmetic, const V: usize, const D: usize> Columns<'_, A, V, D> {
     #[inline(always)]
     fn add_up<S: Simd>(self, s: S, out: &mut [[Chunk; V]; D]) {
         let any = places::<A>(&self.seen.any);
-        // Those of which all queries see all rows.
-        let start = self.seen.all.start.div_ceil(A::AT_ONCE);
-        let all = start..(self.seen.all.end / A::AT_ONCE).max(start);
+        let all = whole_places::<A>(&self.seen.all);
         *out = [[Chunk::ZERO; V]; D];
         self.singly(s, any.start..all.start, out);
         let mut sums = load(s, out);

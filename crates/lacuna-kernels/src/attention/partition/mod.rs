@@ -22,16 +22,11 @@ use crate::simd::{Kernel, LANES, Simd, each};
 use crate::view::View;
 
 /// Queries of one part from which on a copy of the keys and values pays, measured with AVX-512 and AVX2 on rows of 128 elements.
-fn many(keys: ElementType, queries: usize, rounded: bool) -> usize {
-    let floats = match keys {
-        // Their copy is packed for products of bytes.
-        ElementType::Q8_0 => return 9,
-        // Rows are converted once for four queries, or for what is left of them.
-        _ if queries.is_multiple_of(4) => 64,
-        _ => 32,
-    };
+fn many(queries: usize, rounded: bool) -> usize {
+    // Rows as they are stored are read once for four queries, or for what is left of them.
+    let many = if queries.is_multiple_of(4) { 64 } else { 32 };
     // Rounding takes as long as before, and multiplying half.
-    if rounded { floats / 2 } else { floats }
+    if rounded { many / 2 } else { many }
 }
 
 /// How scores are computed. Results differ only between integers and the others.
@@ -46,7 +41,7 @@ enum Method {
 fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
     let (shape, queries) = (attention.shape, task.tokens * attention.part);
     let rounded = attention.rounded.is_some();
-    queries >= many(attention.k.layout().element, queries, rounded)
+    queries >= many(queries, rounded)
         // There is room for more of those that are copied for.
         || queries > shape.most_queries()
         // What is read as stored is whole pairs of chunks; of a copy the last chunk may be alone.
