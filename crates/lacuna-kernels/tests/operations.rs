@@ -784,7 +784,7 @@ fn stored_rows_are_within_half_a_unit() {
 
 #[test]
 fn hadamard_transforms_match_f64_are_undone_by_themselves_and_are_the_same_at_every_level() {
-    for block in [16, 32, 64, 128, 512] {
+    for block in [16, 32, 64, 128, 256, 512] {
         let x = Random::new(5).units(70 * 512);
         let mut transformed = x.clone();
         cpu(Level::Portable, 1).hadamard(&mut transformed, block);

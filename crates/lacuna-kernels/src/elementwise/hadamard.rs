@@ -1,6 +1,6 @@
 //! Orthonormal Hadamard transforms: what a block has in few elements is spread over all of it.
 
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
 /// Elements of the blocks in which heads are transformed, of all `sizes` alike: the largest power of two that divides
 /// every one of them.
@@ -27,10 +27,46 @@ impl Kernel for Hadamard<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let unit = s.splat(1.0 / (self.block as f32).sqrt());
+        // What fits in registers stays there from the first step to the last.
+        match (self.block / LANES, S::REGISTERS) {
+            (4, _) => self.in_registers::<S, 4>(s, unit),
+            (8, Registers::Many) => self.in_registers::<S, 8>(s, unit),
+            (16, Registers::Many) => self.in_registers::<S, 16>(s, unit),
+            _ => self.in_memory(s, unit),
+        }
+    }
+}
+
+impl Hadamard<'_> {
+    /// Blocks of `N` chunks.
+    #[inline(always)]
+    fn in_registers<S: Simd, const N: usize>(self, s: S, unit: S::F) {
+        for block in self.x.as_chunks_mut::<LANES>().0.as_chunks_mut::<N>().0 {
+            let mut x: [_; N] = each!(unit, |c| within(s, s.load(&block[c])));
+            let mut apart = 1;
+            while apart < N {
+                let from = x;
+                for c in 0..N {
+                    let other = from[c ^ apart];
+                    x[c] = match c & apart {
+                        0 => s.add(from[c], other),
+                        _ => s.sub(other, from[c]),
+                    };
+                }
+                apart *= 2;
+            }
+            for c in 0..N {
+                s.store(s.mul(x[c], unit), &mut block[c]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn in_memory<S: Simd>(self, s: S, unit: S::F) {
         for block in self.x.chunks_exact_mut(self.block) {
             let chunks = block.as_chunks_mut::<LANES>().0;
             for chunk in &mut *chunks {
-                *chunk = within(*chunk);
+                s.store(within(s, s.load(chunk)), chunk);
             }
             let mut apart = 1;
             while apart < chunks.len() {
@@ -51,21 +87,31 @@ impl Kernel for Hadamard<'_> {
     }
 }
 
-/// The steps between elements of one chunk, written so that compilers see shuffles.
+/// The steps between elements of one chunk.
 #[inline(always)]
-fn within(mut x: [f32; LANES]) -> [f32; LANES] {
-    for apart in [1, 2, 4, 8] {
-        let from = x;
-        for i in 0..LANES {
-            let other = from[i ^ apart];
-            x[i] = if i & apart == 0 {
-                from[i] + other
-            } else {
-                other - from[i]
-            };
+fn within<S: Simd>(s: S, x: S::F) -> S::F {
+    let x = step::<S, 1>(s, x);
+    let x = step::<S, 2>(s, x);
+    let x = step::<S, 4>(s, x);
+    step::<S, 8>(s, x)
+}
+
+/// Of each pair of lanes that are `APART` apart the sum, and the first less the second.
+#[inline(always)]
+fn step<S: Simd, const APART: usize>(s: S, x: S::F) -> S::F {
+    let sign = const {
+        let mut sign = [1.0; LANES];
+        let mut lane = 0;
+        while lane < LANES {
+            if lane & APART != 0 {
+                sign[lane] = -1.0;
+            }
+            lane += 1;
         }
-    }
-    x
+        sign
+    };
+    // A factor of one is exact, so this is a sum or a difference, rounded once.
+    s.fma(x, s.load(&sign), s.exchange::<APART>(x))
 }
 
 #[cfg(test)]

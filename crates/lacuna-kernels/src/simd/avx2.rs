@@ -691,6 +691,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn exchange<const APART: usize>(self, x: Self::F) -> Self::F {
+        match APART {
+            1 => both!(|x| _mm256_permute_ps::<0b10_11_00_01>(x)),
+            2 => both!(|x| _mm256_permute_ps::<0b01_00_11_10>(x)),
+            4 => both!(|x| _mm256_permute2f128_ps::<1>(x, x)),
+            _ => [x[1], x[0]],
+        }
+    }
+
+    #[inline(always)]
     fn weights(self, bytes: Self::U, offset: i8) -> Self::U {
         both!(|bytes| _mm256_add_epi8(bytes, _mm256_set1_epi8(offset)))
     }

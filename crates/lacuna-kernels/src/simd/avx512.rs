@@ -632,6 +632,19 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn exchange<const APART: usize>(self, x: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe {
+            match APART {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(x),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(x),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x),
+            }
+        }
+    }
+
+    #[inline(always)]
     fn dot_start(self, bias: __m512i) -> __m512i {
         bias
     }

@@ -220,6 +220,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         })
     }
 
+    /// The lanes, each pair of those that are `APART` (1, 2, 4 or 8) apart exchanged.
+    fn exchange<const APART: usize>(self, x: Self::F) -> Self::F;
+
     fn u_splat(self, x: u32) -> Self::U;
     fn u_load(self, x: &[u32; 16]) -> Self::U;
     fn u_store(self, x: Self::U, out: &mut [u32; 16]);

@@ -690,6 +690,17 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
+    fn exchange<const APART: usize>(self, x: Self::F) -> Self::F {
+        match APART {
+            // SAFETY: 1.
+            1 => each!(x[0], |i| unsafe { vrev64q_f32(x[i]) }),
+            // SAFETY: 1.
+            2 => each!(x[0], |i| unsafe { vextq_f32::<2>(x[i], x[i]) }),
+            apart => each!(x[0], |i| x[i ^ (apart / 4)]),
+        }
+    }
+
+    #[inline(always)]
     fn weights(self, bytes: Self::U, offset: i8) -> Self::U {
         let offset = self.u_splat(u32::from_ne_bytes([offset.cast_unsigned(); 4]));
         four!(|bytes, offset| {

@@ -62,6 +62,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn exchange<const APART: usize>(self, x: F) -> F {
+        each!(0.0, |i| x[i ^ APART])
+    }
+
+    #[inline(always)]
     fn load(self, x: &F) -> F {
         *x
     }

@@ -125,6 +125,12 @@ impl Inputs {
         for x in s.transpose(all) {
             out.push(("transpose", floats(s, x)));
         }
+        out.extend([
+            ("exchange 1", floats(s, s.exchange::<1>(all[0]))),
+            ("exchange 2", floats(s, s.exchange::<2>(all[0]))),
+            ("exchange 4", floats(s, s.exchange::<4>(all[0]))),
+            ("exchange 8", floats(s, s.exchange::<8>(all[0]))),
+        ]);
     }
 
     #[inline(always)]

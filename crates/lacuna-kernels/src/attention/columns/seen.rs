@@ -47,15 +47,18 @@ impl Seen {
         for (query, range) in ranges.as_flattened_mut().iter_mut().enumerate() {
             *range = visible(query.min(queries - 1));
         }
-        for row in seen.some() {
-            for (lanes, ranges) in seen.lanes[row].iter_mut().zip(&ranges) {
-                let count = |is: &dyn Fn(&Range<usize>) -> bool| {
-                    ranges.iter().take_while(|range| is(range)).count() as u8
-                };
-                *lanes = Lanes {
-                    start: count(&|range| range.end <= row),
-                    end: count(&|range| range.start <= row),
-                };
+        for (vector, ranges) in ranges.iter().enumerate() {
+            // Those of later queries neither begin nor end before, so lanes only come and go as rows go on.
+            let mut lanes = Lanes::default();
+            for row in seen.some() {
+                let range = |lane: u8| ranges.get(usize::from(lane));
+                while range(lanes.start).is_some_and(|range| range.end <= row) {
+                    lanes.start += 1;
+                }
+                while range(lanes.end).is_some_and(|range| range.start <= row) {
+                    lanes.end += 1;
+                }
+                seen.lanes[row][vector] = lanes;
             }
         }
         Some(seen)
