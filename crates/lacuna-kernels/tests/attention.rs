@@ -1005,7 +1005,7 @@ fn uniform_attention_over_many_rows_of_ones_is_one() {
 #[test]
 fn rows_behind_a_query_are_never_read_into_it() {
     let shape = shape(4, 2, 32);
-    for element in [ElementType::F32, ElementType::Q8_0] {
+    for element in [ElementType::F32, ElementType::Q8_0, ElementType::Q4_0] {
         let clean = [1, 2].map(|seed| Side::random(element, &shape, 40, seed));
         let q = Random::new(3).units(20 * 128);
         // Rows are multiplied two at a time where that is faster.

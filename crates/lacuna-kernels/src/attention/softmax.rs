@@ -90,10 +90,16 @@ impl Soften<'_> {
         if self.visible.start <= first && first + LANES <= self.visible.end {
             return x;
         }
-        let start = self.visible.start.saturating_sub(first);
-        let x = s.keep_first(x, self.visible.end.saturating_sub(first).min(LANES), fill);
-        s.keep_first(fill, start.min(LANES), x)
+        let lane = |row: usize| row.saturating_sub(first).min(LANES);
+        keep(s, x, lane(self.visible.start)..lane(self.visible.end), fill)
     }
+}
+
+/// Some lanes of a vector, in others `fill`.
+#[inline(always)]
+pub(super) fn keep<S: Simd>(s: S, x: S::F, lanes: Range<usize>, fill: S::F) -> S::F {
+    let x = s.keep_first(x, lanes.end, fill);
+    s.keep_first(fill, lanes.start, x)
 }
 
 /// Merges the state of later rows into that of earlier ones.

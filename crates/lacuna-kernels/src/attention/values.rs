@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
 use super::scores::together;
-use super::softmax::Chunk;
+use super::softmax::{Chunk, keep};
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS, Sight};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
@@ -210,8 +210,7 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
                     }
                     if E::UNIT.is_some() && A::AT_ONCE > 1 {
                         // The unit of a row that is not needed may not be finite, and stands beside one that is.
-                        weights = s.keep_first(weights, rows.end, s.splat(0.0));
-                        weights = s.keep_first(s.splat(0.0), rows.start, weights);
+                        weights = keep(s, weights, rows.clone(), s.splat(0.0));
                     }
                     let weights = self.arithmetic.neighbours(s, [weights, s.splat(0.0)]);
                     s.store(weights[0], &mut multiplied[n][t]);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::super::PARTITION;
+use super::super::softmax::keep;
 use crate::simd::{LANES, Simd};
 
 /// Which of the rows of a partition the queries of a tile see. Those of later queries do not begin or end before
@@ -83,7 +84,6 @@ impl Seen {
             return x;
         }
         let Lanes { start, end } = self.lanes[row][vector];
-        let x = s.keep_first(x, usize::from(end), fill);
-        s.keep_first(fill, usize::from(start), x)
+        keep(s, x, usize::from(start)..usize::from(end), fill)
     }
 }
