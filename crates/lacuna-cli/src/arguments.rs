@@ -115,7 +115,7 @@ pub struct CpuArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights are computed, and attention but over q8_0 keys: f32, or bf16, from
+    /// How products with F32, F16 and BF16 weights are computed, and attention (scores of q8_0 keys are integers): f32, or bf16, from
     /// numbers rounded to it, of which processors that have AVX-512 BF16 multiply twice as many at once
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = precisions())]
     pub matmul_precision: MatmulPrecision,

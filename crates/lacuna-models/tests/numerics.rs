@@ -13,7 +13,7 @@ use ring::digest::{Context, SHA256};
 use runner::Runner;
 
 /// The version that the digests are of.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Models and the start of a digest of their KV and logits: rows and quantized weights, windows, latent rows,
 /// experts, states alone and beside rows; rows of fewer bits.
