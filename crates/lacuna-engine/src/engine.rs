@@ -22,10 +22,10 @@ use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
 use crate::budget::{Had, KvDemand, Process, Reading};
-use crate::error::EngineError;
+use crate::error::{EngineError, NotFinite};
 use crate::images;
 use crate::row;
-use crate::runner::Pass;
+use crate::runner::{Pass, Row, Rows, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
@@ -411,19 +411,49 @@ struct OnDevice {
     executor: Box<dyn Executor>,
 }
 
-/// A pass of `segments`, on the device if there is one, which leaves nothing for a head.
+/// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds likeliest tokens itself.
+/// Returns rows, and features.
 fn pass<'a>(
     model: &Model,
     cpu: &Cpu,
     (executor, scratch): (&'a mut Option<OnDevice>, &'a mut Scratch),
     segments: &mut [Segment<'_>],
-) -> Result<Outputs<'a>, ForwardError> {
-    match executor {
-        None => model.forward_with_features(cpu, segments, scratch),
-        Some(on) => Ok(Outputs {
-            logits: on.executor.forward(cpu, segments)?,
-            features: &[],
-        }),
+    wanted: Wanted,
+) -> Result<(Rows<'a>, &'a [f32]), ForwardError> {
+    let width = model.spec().vocabulary;
+    Ok(match (executor, wanted) {
+        (None, _) => {
+            let Outputs { logits, features } =
+                model.forward_with_features(cpu, segments, scratch)?;
+            (Rows::Logits(logits, width), features)
+        }
+        (Some(on), Wanted::Logits) => {
+            let logits = on.executor.forward(cpu, segments)?;
+            (Rows::Logits(logits, width), &[])
+        }
+        (Some(on), Wanted::Likeliest) => {
+            let likeliest = on.executor.likeliest(cpu, segments)?;
+            (Rows::Likeliest(likeliest), &[])
+        }
+    })
+}
+
+/// The token that `sampler` takes from a row, which is not one of `barred`.
+///
+/// # Errors
+/// [`NotFinite`].
+fn sample(
+    row: Row<'_>,
+    (sampler, barred): (&mut Sampler, &[u32]),
+    history: &[u32],
+    candidates: &mut Candidates,
+) -> Result<u32, NotFinite> {
+    match row {
+        Row::Likeliest(likeliest) => token_of(likeliest),
+        Row::Logits(logits) => {
+            row::check_finite(logits)?;
+            Ok(sampler.sample_without(barred, logits, history, candidates))
+        }
     }
 }
 
@@ -658,25 +688,25 @@ impl Engine {
         taken: &mut Vec<Taken>,
     ) -> Result<(), EngineError> {
         let begun = Instant::now();
+        let enough = session.sampler.takes_likeliest() && transcript.bars_nothing();
+        let wanted = Wanted::of(enough);
         let segment = session.drafted();
         let rows = segment.tokens.len();
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let (all, features) = pass(&self.model, &self.cpu, memory, &mut [segment], wanted)?;
         session.hear(features);
-        let vocabulary = self.model.spec().vocabulary;
         let tokenizer = self.model.tokenizer();
         let mut sampled = 0;
-        for logits in logits.chunks_exact(vocabulary) {
-            match row::check_finite(logits) {
-                Ok(()) => {}
-                Err(error) if sampled == 0 => return Err(error.into()),
-                // The next step finds it, when the tokens before it have been handed out.
-                Err(_) => break,
-            }
+        for row in all.iter() {
             transcript.barred(tokenizer.end_of_generation(), &mut self.barred);
             let (sampler, history) = (&mut session.sampler, &session.tokens);
             let candidates = &mut self.candidates;
-            let token = sampler.sample_without(&self.barred, logits, history, candidates);
+            let token = match sample(row, (sampler, &self.barred), history, candidates) {
+                Ok(token) => token,
+                Err(error) if sampled == 0 => return Err(error.into()),
+                // The next step finds it, when the tokens before it have been handed out.
+                Err(_) => break,
+            };
             let right = session.guessed(sampled) == Some(token);
             session.tokens.push(token);
             sampled += 1;
@@ -715,6 +745,7 @@ impl Engine {
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         self.prepare_rows(&mut session.sequence, chunk.len())?;
         self.model.expect(&session.tokens[chunk.end..]);
+        let enough = session.sampler.takes_likeliest() && self.barred.is_empty();
         let tokens = &session.tokens[chunk.clone()];
         let segment = Segment {
             tokens,
@@ -722,18 +753,15 @@ impl Engine {
             logits: rows,
             images: &session.images,
         };
-        let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let (memory, wanted) = ((&mut self.executor, &mut self.scratch), Wanted::of(enough));
+        let (rows, features) = pass(&self.model, &self.cpu, memory, &mut [segment], wanted)?;
         session.hear(features);
         let (sampler, history) = (&mut session.sampler, &session.tokens);
-        let token = match rows {
-            LogitRows::None => None,
-            LogitRows::Last | LogitRows::All => {
-                row::check_finite(logits)?;
-                let candidates = &mut self.candidates;
-                Some(sampler.sample_without(&self.barred, logits, history, candidates))
-            }
-        };
+        let candidates = &mut self.candidates;
+        // None where this is not the prompt's last chunk.
+        let row = rows.iter().next();
+        let token = row.map(|row| sample(row, (sampler, &self.barred), history, candidates));
+        let token = token.transpose()?;
         session.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
@@ -765,9 +793,10 @@ impl Engine {
         };
         let model = &self.model;
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(model, &self.cpu, memory, &mut [segment])?;
+        let segments = &mut [segment];
+        let (rows, features) = pass(model, &self.cpu, memory, segments, Wanted::Logits)?;
         session.hear(features);
-        for row in logits.chunks_exact(model.spec().vocabulary) {
+        for row in rows.logits() {
             row::check_finite(row)?;
             each(row);
         }
@@ -935,7 +964,6 @@ impl Engine {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<KvReport, EngineError> {
         let mut sequence = self.cache.sequence(self.context_tokens())?;
-        let vocabulary = self.model.spec().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             self.prepare_rows(&mut sequence, chunk.len())?;
             let segment = Segment {
@@ -945,8 +973,9 @@ impl Engine {
                 images: &[],
             };
             let memory = (&mut self.executor, &mut self.scratch);
-            let Outputs { logits, .. } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
-            for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
+            let segments = &mut [segment];
+            let (rows, _) = pass(&self.model, &self.cpu, memory, segments, Wanted::Logits)?;
+            for (offset, row) in rows.logits().enumerate() {
                 row::check_finite(row)?;
                 each(sequence.len() + offset, row);
             }
@@ -955,19 +984,20 @@ impl Engine {
         Ok(sequence.report())
     }
 
-    /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
+    /// Runs `segments`, all prepared, and returns what is wanted of the rows that they ask for.
     ///
     /// # Errors
     /// [`EngineError::Forward`] before anything is computed.
     pub(crate) fn forward(
         &mut self,
         segments: &mut [Segment<'_>],
+        wanted: Wanted,
     ) -> Result<Pass<'_>, EngineError> {
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, segments)?;
+        let (rows, features) = pass(&self.model, &self.cpu, memory, segments, wanted)?;
         let tokenizer = self.model.tokenizer();
         Ok(Pass {
-            logits,
+            rows,
             features,
             tokenizer,
         })

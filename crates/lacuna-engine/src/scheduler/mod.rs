@@ -420,6 +420,11 @@ impl Scheduler {
         // What is read for them is read meanwhile.
         let expected = self.expected();
         self.engine.expect(&expected);
+        let likeliest = self.running.iter().all(|running| {
+            let logprobs = running.job.logprobs;
+            let mut sessions = running.sessions.iter();
+            sessions.all(|session| session.takes_likeliest(logprobs))
+        });
         let mut segments: Vec<Segment<'_>> = (self.running.iter_mut())
             .flat_map(|running| {
                 let images = &*running.job.images;
@@ -433,17 +438,19 @@ impl Scheduler {
             return Ok(());
         }
         self.counters.steps += 1;
-        let vocabulary = self.engine.vocabulary();
         let pages = self.engine.kv_cache().pool().clone();
         let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let prompts = tokens - segments.len() >= Self::PROMPT_STEP;
         let sequences = segments.len();
         let begun = self.system.now();
         let Pass {
-            mut logits,
+            mut rows,
             mut features,
             tokenizer,
-        } = self.engine.forward(&mut segments)?;
+        } = match likeliest {
+            true => self.engine.likeliest(&mut segments)?,
+            false => self.engine.forward(&mut segments)?,
+        };
         let ended = self.system.now();
         let time = ended.duration_since(begun);
         self.passed = Some(ended);
@@ -469,14 +476,13 @@ impl Scheduler {
                         session.hear(own, (from_history, width), &self.request_memory);
                     }
                 }
-                let (rows, rest) = logits.split_at(session.logit_rows() * vocabulary);
-                logits = rest;
+                let (own, rest) = rows.split_at(session.logit_rows());
+                rows = rest;
                 let start = session.sequence.len();
-                let rows = rows.chunks_exact(vocabulary);
                 decodes &= session.scheduled == 0 || session.is_decoding();
-                session.choice.score(start, rows.clone());
+                session.choice.score(start, own.logits());
                 if session.gets_token() {
-                    session.sample(rows, logprobs, tokenizer, &mut self.workspace);
+                    session.sample(own, logprobs, tokenizer, &mut self.workspace);
                 }
             }
         }

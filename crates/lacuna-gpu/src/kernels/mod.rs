@@ -27,8 +27,8 @@ use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
 pub(crate) use constants::{
     Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Every, Hadamard, Heads,
-    Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan, Store,
-    StoreBlocks,
+    Likeliest, Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan,
+    Store, StoreBlocks,
 };
 
 /// Threads of a workgroup where each thread has elements of its own.
@@ -65,6 +65,11 @@ pub(crate) const MERGED_ELEMENTS: usize = 128;
 pub(crate) const ENOUGH_GROUPS: usize = 128;
 /// The most query rows that are few: keys and values are read once for every four of them.
 pub(crate) const FEW_QUERY_ROWS: usize = 16;
+/// Logits of a row that a workgroup looks at for the largest: 32 to a thread, so that those of a usual vocabulary are some
+/// dozens of workgroups.
+pub(crate) const LIKELIEST_RUN: usize = 4096;
+/// Set in a word that tells of a row without a likeliest token.
+pub(crate) const NO_TOKEN: u32 = 1 << 31;
 /// What rows of keys and values are read by, where they are whole vectors of so many bytes.
 pub(crate) const VECTOR_BYTES: usize = 16;
 
@@ -238,6 +243,7 @@ const MAGNITUDE: Module = module!(
     c"magnitude",
     ["magnitude.wgsl", "together.wgsl"]
 );
+const LIKELIEST: Module = module!("likeliest", c"likeliest", ["likeliest.wgsl"]);
 const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
@@ -343,6 +349,7 @@ pub(crate) struct Kernels {
     pub(crate) elementwise: ComputeKernel,
     pub(crate) columns: ComputeKernel,
     pub(crate) magnitude: ComputeKernel,
+    pub(crate) likeliest: ComputeKernel,
     products: Vec<(DType, Products)>,
     experts: Option<ExpertKernels>,
     states: Option<StateKernels>,
@@ -457,6 +464,7 @@ impl Kernels {
             elementwise: compile(&ELEMENTWISE)?,
             columns: compile(&COLUMNS)?,
             magnitude: compile(&MAGNITUDE)?,
+            likeliest: compile(&LIKELIEST)?,
             products: products(&wanted.types, [|of| &of.few, |of| &of.many])?,
             experts,
             states,
