@@ -17,7 +17,7 @@ use lacuna_models::{
     BatchLimits, ColumnsError, ComputeDevice, Description, Executor, ExecutorError, ExecutorMemory,
     FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Outputs, Scratch, Segment,
 };
-use lacuna_pages::ByteLength;
+use lacuna_pages::{ByteLength, DeviceError};
 use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
@@ -408,7 +408,48 @@ pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
 /// A model on a device.
 struct OnDevice {
     device: Arc<dyn ComputeDevice>,
-    executor: Box<dyn Executor>,
+    /// None while the device is opened again.
+    executor: Option<Box<dyn Executor>>,
+    /// Whose sequences it computes, and how these are held.
+    cache: KvCache,
+    policy: KvPolicy,
+    /// Whether a pass has found that it is gone.
+    is_lost: bool,
+}
+
+impl OnDevice {
+    /// A pass of `segments`, whose rows have to be on this device and not on one that was lost before.
+    fn pass(
+        &mut self,
+        (cpu, width): (&Cpu, usize),
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<Rows<'_>, ForwardError> {
+        let mut sequences = segments.iter().map(|segment| &*segment.sequence);
+        let here = sequences.all(|sequence| self.cache.owns(sequence));
+        let Some(executor) = self.executor.as_mut().filter(|_| here) else {
+            return Err(DeviceError::Lost.into());
+        };
+        let rows = match wanted {
+            Wanted::Logits => executor
+                .forward(cpu, segments)
+                .map(|logits| Rows::Logits(logits, width)),
+            Wanted::Likeliest => executor.likeliest(cpu, segments).map(Rows::Likeliest),
+        };
+        self.is_lost |= matches!(rows, Err(ForwardError::Device(DeviceError::Lost)));
+        rows
+    }
+
+    /// Where its bytes are, KV rows aside.
+    fn memory(&self) -> ExecutorMemory {
+        let executor = self.executor.as_ref();
+        executor.map_or(ExecutorMemory::default(), |executor| executor.memory())
+    }
+
+    /// Whether it is gone, as a pass or a change of pages has found.
+    fn is_lost(&self) -> bool {
+        self.is_lost || self.executor.is_none() || self.cache.pool().is_lost()
+    }
 }
 
 /// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds likeliest tokens itself.
@@ -421,21 +462,14 @@ fn pass<'a>(
     wanted: Wanted,
 ) -> Result<(Rows<'a>, &'a [f32]), ForwardError> {
     let width = model.spec().vocabulary;
-    Ok(match (executor, wanted) {
-        (None, _) => {
+    match executor {
+        None => {
             let Outputs { logits, features } =
                 model.forward_with_features(cpu, segments, scratch)?;
-            (Rows::Logits(logits, width), features)
+            Ok((Rows::Logits(logits, width), features))
         }
-        (Some(on), Wanted::Logits) => {
-            let logits = on.executor.forward(cpu, segments)?;
-            (Rows::Logits(logits, width), &[])
-        }
-        (Some(on), Wanted::Likeliest) => {
-            let likeliest = on.executor.likeliest(cpu, segments)?;
-            (Rows::Likeliest(likeliest), &[])
-        }
-    })
+        Some(on) => Ok((on.pass((cpu, width), segments, wanted)?, &[])),
+    }
 }
 
 /// The token that `sampler` takes from a row, which is not one of `barred`.
@@ -519,13 +553,18 @@ impl Engine {
             Some(device) => {
                 let model = Arc::clone(&model);
                 let executor = device.executor(model, cache.geometry(), &plan.arena)?;
-                let device = Arc::clone(device);
-                Some(OnDevice { device, executor })
+                Some(OnDevice {
+                    device: Arc::clone(device),
+                    executor: Some(executor),
+                    cache: cache.clone(),
+                    policy: config.kv_policy,
+                    is_lost: false,
+                })
             }
         };
         // Activations on a device take the place of those that are planned for the process; what is beyond them counts.
         let on_device = executor.as_ref().map_or(0, |on| {
-            let memory = on.executor.memory();
+            let memory = on.memory();
             let more = memory
                 .activation_bytes
                 .saturating_sub(plan.arena.bytes() as u64);
@@ -1042,7 +1081,52 @@ impl Engine {
     #[must_use]
     pub fn device(&self) -> Option<(&str, ExecutorMemory)> {
         let on = self.executor.as_ref()?;
-        Some((on.device.name(), on.executor.memory()))
+        Some((on.device.name(), on.memory()))
+    }
+
+    /// Whether the device that computes is gone. Sessions with rows on it fail from then on.
+    #[must_use]
+    pub fn has_lost_device(&self) -> bool {
+        self.executor.as_ref().is_some_and(OnDevice::is_lost)
+    }
+
+    /// Opens the device again that computes and was lost, with an empty KV cache. What its memory held goes with the last
+    /// session that has rows there. Nothing is computed before [`Engine::reload_on_device`].
+    ///
+    /// # Errors
+    /// [`EngineError::Executor`] where it cannot be opened.
+    pub(crate) fn reopen_device(&mut self) -> Result<(), EngineError> {
+        let Some(on) = &mut self.executor else {
+            return Ok(());
+        };
+        // Before the device is opened again, which may have no room for two.
+        on.executor = None;
+        let device = on.device.reopened()?;
+        let cache = device.kv_cache(self.cache.geometry().clone(), on.policy)?;
+        cache.set_limit(ByteLength::new(self.kv_limit))?;
+        self.system = Box::new(Host {
+            process: self.process,
+            cache: cache.clone(),
+            model: Arc::clone(&self.model),
+        });
+        (on.device, on.cache) = (device, cache.clone());
+        self.cache = cache;
+        Ok(())
+    }
+
+    /// Brings the model to the device that was opened again.
+    ///
+    /// # Errors
+    /// [`EngineError::Executor`] where it does not take it.
+    pub(crate) fn reload_on_device(&mut self) -> Result<(), EngineError> {
+        if let Some(on) = &mut self.executor {
+            let model = Arc::clone(&self.model);
+            let made = on
+                .device
+                .executor(model, on.cache.geometry(), &self.plan.arena)?;
+            (on.executor, on.is_lost) = (Some(made), false);
+        }
+        Ok(())
     }
 
     /// The pool its sessions' rows come from.

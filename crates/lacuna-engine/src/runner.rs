@@ -183,6 +183,11 @@ pub(crate) trait ModelRunner: Send {
         None
     }
 
+    /// Whether the device that computes is gone, and with it every sequence.
+    fn has_lost_device(&self) -> bool {
+        false
+    }
+
     /// Says which tokens come after those of the next pass, as far as that is known.
     fn expect(&mut self, tokens: &[u32]) {
         let _ = tokens;
@@ -289,6 +294,10 @@ impl ModelRunner for Engine {
 
     fn engine(&mut self) -> Option<&mut Engine> {
         Some(self)
+    }
+
+    fn has_lost_device(&self) -> bool {
+        Self::has_lost_device(self)
     }
 
     fn expect(&mut self, tokens: &[u32]) {

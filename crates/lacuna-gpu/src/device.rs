@@ -91,6 +91,10 @@ impl ComputeDevice for Vulkan {
         self.device.driver_name()
     }
 
+    fn reopened(&self) -> Result<Arc<dyn ComputeDevice>, ExecutorError> {
+        Ok(Arc::new(Self::open_with(self.config)?))
+    }
+
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
         let pages = self.device.page_table();
         let policy = capability::as_held(policy, &geometry, self.config.window, pages);

@@ -24,6 +24,12 @@ pub trait ComputeDevice: fmt::Debug + Send + Sync {
     /// What its driver calls it.
     fn name(&self) -> &str;
 
+    /// The same device, opened again: what one that was lost ([`DeviceError::Lost`]) held is gone.
+    ///
+    /// # Errors
+    /// [`ExecutorError`] where it cannot be.
+    fn reopened(&self) -> Result<Arc<dyn ComputeDevice>, ExecutorError>;
+
     /// An empty KV cache in its memory.
     ///
     /// # Errors

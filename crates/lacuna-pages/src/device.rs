@@ -441,4 +441,9 @@ pub unsafe trait Device: fmt::Debug + Send {
 
     /// How the host reaches the memory of a reservation, if there is such a reservation.
     fn host_view(&self, space: SpaceId) -> Option<HostView>;
+
+    /// Whether it is gone: every call ends with [`DeviceError::Lost`]. Memory of the host never is.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }

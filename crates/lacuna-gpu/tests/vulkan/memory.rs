@@ -2,6 +2,7 @@
 
 use lacuna_gpu::Vulkan;
 use lacuna_kv::{KvElements, KvPolicy};
+use lacuna_models::ComputeDevice;
 use lacuna_pages::ByteLength;
 
 use crate::support::{OnDevice, some_tokens};
@@ -52,6 +53,22 @@ fn weights_and_activations_go_with_the_executor() {
     let model = OnDevice::on(&device, "demo", KvElements::default(), KvPolicy::default());
     drop(model.expect("the device runs the demo"));
     assert_eq!(queue.memory_use(), before);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_device_that_is_opened_again_computes_the_same() {
+    let first = Vulkan::open().expect("a device");
+    let again = ComputeDevice::reopened(&first).expect("it is there");
+    let policy = KvPolicy::default();
+    let on = |device: &dyn ComputeDevice| {
+        let model = OnDevice::on(device, "demo", KvElements::default(), policy);
+        model.expect("the device runs the demo")
+    };
+    let tokens = some_tokens(40, 250);
+    let wanted = on(&first).logits(&tokens);
+    drop(first);
+    assert!(on(&*again).logits(&tokens) == wanted);
 }
 
 /// Parts of a pass, each of which is a submission: the device begins while the others are recorded.

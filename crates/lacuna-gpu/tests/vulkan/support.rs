@@ -97,7 +97,7 @@ impl OnDevice {
     }
 
     pub(crate) fn on(
-        device: &Vulkan,
+        device: &dyn ComputeDevice,
         path: &str,
         elements: KvElements,
         policy: KvPolicy,

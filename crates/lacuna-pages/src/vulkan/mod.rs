@@ -226,6 +226,10 @@ unsafe impl Device for VulkanDevice {
         self.shared.lock().space(space).ok()?;
         Some(HostView::Copies(Arc::new(self.queue())))
     }
+
+    fn is_lost(&self) -> bool {
+        self.shared.driver.check_alive().is_err()
+    }
 }
 
 /// A software driver maps pages of this process: each run costs one of its mappings, and when they

@@ -345,6 +345,37 @@ fn a_pass_is_one_submission_and_takes_nothing_after_the_first() {
     assert_eq!(queue.memory_use().allocated, ByteLength::ZERO);
 }
 
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_device_lost_with_the_nth_pass_is_an_error_and_one_opened_again_computes() {
+    let input = [9; 256];
+    for passes in 0..3 {
+        let device = open();
+        let queue = device.queue();
+        let mut compute = queue.compute(256, 64).unwrap();
+        let kernel = checksum_kernel(&compute);
+        let memory = queue.memory(ByteLength::new(1024)).unwrap();
+        fail_after(passes, vk::Result::ERROR_DEVICE_LOST);
+        let mut pass = || sum_pass(&mut compute, &kernel, &memory, &input);
+        for _ in 0..passes {
+            assert_eq!(pass(), Ok(checksum(&input)));
+        }
+        assert!(!device.is_lost());
+        assert_eq!(pass(), Err(DeviceError::Lost));
+        FAILING.set(None);
+        assert!(device.is_lost());
+        assert_eq!(pass(), Err(DeviceError::Lost), "it stays lost");
+        let (again, before) = (open(), queue);
+        drop((compute, kernel, memory, device, before));
+        let queue = again.queue();
+        let mut compute = queue.compute(256, 64).unwrap();
+        let kernel = checksum_kernel(&compute);
+        let memory = queue.memory(ByteLength::new(1024)).unwrap();
+        let found = sum_pass(&mut compute, &kernel, &memory, &input);
+        assert_eq!(found, Ok(checksum(&input)));
+    }
+}
+
 /// What `act` has written of descriptor sets.
 fn written<T>(act: impl FnOnce() -> T) -> (u32, T) {
     WRITTEN.set(0);
