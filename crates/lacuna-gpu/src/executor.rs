@@ -3,6 +3,7 @@
 //! Nothing is allocated for a pass once a longer one has been: what the host gives lies in a vector that stays, commands
 //! and descriptor sets in those of the passes before.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use lacuna_kernels::Cpu;
@@ -13,13 +14,13 @@ use lacuna_models::{
     BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Likeliest,
     Model, PassSize, Segment,
 };
-use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
+use lacuna_pages::vulkan::{Compute, DeviceMemory, DriverIdentity, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::capability::has_parts_of_images;
 use crate::device::VulkanConfig;
 use crate::fused::{Action, quantized_bytes};
-use crate::kernels::{Kernels, NO_TOKEN, PARTITION, PRODUCT_ROWS};
+use crate::kernels::{KeptKernels, Kernels, NO_TOKEN, PARTITION, PRODUCT_ROWS};
 use crate::pass::{Given, Pass, Room, Wanted};
 use crate::weights::{DeviceWeights, in_blocks};
 use crate::{attention, fused, likeliest};
@@ -61,7 +62,7 @@ impl VulkanExecutor {
     pub(crate) fn new(
         device: String,
         queue: &VulkanQueue,
-        config: VulkanConfig,
+        (config, kept): (VulkanConfig, Option<(&Path, DriverIdentity)>),
         model: Arc<Model>,
         geometry: &Geometry,
         plan: &ArenaPlan,
@@ -69,7 +70,7 @@ impl VulkanExecutor {
         let limits = plan.limits();
         let input = input_elements(&model, limits);
         let logits = limits.logit_rows * model.spec().vocabulary;
-        let compute = queue.compute(4 * input, 4 * logits)?;
+        let mut compute = queue.compute(4 * input, 4 * logits)?;
         let window = config.window.map_or(u64::MAX, ByteLength::get);
         let window = window.min(compute.largest_window()) / 4 * 4;
         let actions = fused::actions(&model, plan, in_blocks(geometry));
@@ -101,11 +102,17 @@ impl VulkanExecutor {
             return too_long("the state of a layer", state);
         }
         let integer_dot = config.uses_integer_dot(&compute);
+        let kept = kept
+            .map(|(folder, identity)| KeptKernels::open(folder, identity, &mut compute))
+            .transpose()?;
         let kernels = Kernels::new(
             &compute,
             &DeviceWeights::wanted(&model, geometry),
             integer_dot,
         )?;
+        if let Some(kept) = kept {
+            kept.keep(&compute);
+        }
         let weights = DeviceWeights::upload(queue, &model)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {

@@ -12,8 +12,11 @@
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
 //!   and constants of at most 128 bytes (the longest has 100). Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
+//! * **K2** What a driver is given as made by it was written with a hash of all of it, beside the identity of device and
+//!   driver, and both are compared before it is given. The folder is the user's own.
 
 mod constants;
+mod kept;
 #[cfg(test)]
 mod stored;
 #[cfg(all(test, feature = "shaders"))]
@@ -24,6 +27,8 @@ use std::ffi::CStr;
 use lacuna_kernels::DType;
 use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
+
+pub(crate) use kept::KeptKernels;
 
 pub(crate) use constants::{
     Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Every, Hadamard, Heads,

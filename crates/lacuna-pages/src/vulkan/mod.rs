@@ -55,6 +55,7 @@ mod bindings;
 mod compute;
 mod driver;
 mod frames;
+mod kernel_cache;
 mod kernels;
 mod memory;
 mod objects;
@@ -71,8 +72,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ash::vk;
 
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
+pub use kernel_cache::KernelCache;
 pub use memory::{DeviceMemory, MemoryUse};
-pub use open::PageTable;
+pub use open::{DriverIdentity, PageTable};
 pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
@@ -176,6 +178,11 @@ impl VulkanDevice {
     /// What the driver calls the device.
     pub fn driver_name(&self) -> &str {
         self.shared.driver.name()
+    }
+
+    /// Whose kernels are compiled here.
+    pub fn driver_identity(&self) -> DriverIdentity {
+        self.shared.driver.identity
     }
 
     /// The most threads of a workgroup of kernels, and the most bytes that they share.
