@@ -11,8 +11,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{
-    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId, HostView,
-    Operation, Ordering, Patience, SpaceId,
+    BatchCost, BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId,
+    HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::ByteLength;
 
@@ -120,6 +120,13 @@ impl<D: Device> FaultyDevice<D> {
             faults: faults.clone(),
         };
         (device, faults)
+    }
+
+    /// The same, whose batches cost what `cost` says.
+    #[must_use]
+    pub fn with_batch_cost(mut self, cost: BatchCost) -> Self {
+        self.capabilities.batch_cost = cost;
+        self
     }
 
     fn fence(&self) -> Fence {

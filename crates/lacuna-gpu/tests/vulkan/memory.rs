@@ -88,6 +88,7 @@ fn a_step_is_three_submissions_and_one_call_of_binds_where_pages_come() {
     let mut sequence = model.sequence();
     model.extend(&mut sequence, &some_tokens(40, 250));
     let (mut quiet, mut growing) = (0, 0);
+    let mut last = None;
     for token in 0..100 {
         let (pages, before) = (sequence.report().committed_bytes, now());
         model.extend(&mut sequence, &[token]);
@@ -100,6 +101,9 @@ fn a_step_is_three_submissions_and_one_call_of_binds_where_pages_come() {
             false => {
                 assert_eq!(submitted, 1 + PARTS, "token {token}: binds, and the pass");
                 growing += 1;
+                // Pages come for eight tokens at least.
+                let since = last.replace(token).map_or(8, |last| token - last);
+                assert!(since >= 8, "token {token}: {since} after the last");
             }
         }
     }

@@ -78,8 +78,8 @@ pub use open::{DriverIdentity, PageTable};
 pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
-    Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState, HeapId,
-    Hole, HostView, Operation, Ordering, Patience, SpaceId,
+    Aliasing, BatchCost, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
+    FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
 use driver::Driver;
@@ -157,6 +157,7 @@ impl VulkanDevice {
                 PageTable::Unused => Commitment::WithReservation,
                 PageTable::Unshared | PageTable::Shared => Commitment::PerHeap,
             },
+            batch_cost: BatchCost::Call,
             mapping_limit: mapping_limit(driver.kind),
         };
         Ok(Self {
