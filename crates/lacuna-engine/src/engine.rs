@@ -17,15 +17,15 @@ use lacuna_models::{
     BatchLimits, ColumnsError, ComputeDevice, Description, Executor, ExecutorError, ExecutorMemory,
     FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Outputs, Scratch, Segment,
 };
-use lacuna_pages::ByteLength;
+use lacuna_pages::{ByteLength, DeviceError};
 use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
 use crate::budget::{Had, KvDemand, Process, Reading};
-use crate::error::EngineError;
+use crate::error::{EngineError, NotFinite};
 use crate::images;
 use crate::row;
-use crate::runner::Pass;
+use crate::runner::{Pass, Row, Rows, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
@@ -408,22 +408,86 @@ pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
 /// A model on a device.
 struct OnDevice {
     device: Arc<dyn ComputeDevice>,
-    executor: Box<dyn Executor>,
+    /// None while the device is opened again.
+    executor: Option<Box<dyn Executor>>,
+    /// Whose sequences it computes, and how these are held.
+    cache: KvCache,
+    policy: KvPolicy,
+    /// Whether a pass has found that it is gone.
+    is_lost: bool,
 }
 
-/// A pass of `segments`, on the device if there is one, which leaves nothing for a head.
+impl OnDevice {
+    /// A pass of `segments`, whose rows have to be on this device and not on one that was lost before.
+    fn pass(
+        &mut self,
+        (cpu, width): (&Cpu, usize),
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<Rows<'_>, ForwardError> {
+        let mut sequences = segments.iter().map(|segment| &*segment.sequence);
+        let here = sequences.all(|sequence| self.cache.owns(sequence));
+        let Some(executor) = self.executor.as_mut().filter(|_| here) else {
+            return Err(DeviceError::Lost.into());
+        };
+        let rows = match wanted {
+            Wanted::Logits => executor
+                .forward(cpu, segments)
+                .map(|logits| Rows::Logits(logits, width)),
+            Wanted::Likeliest => executor.likeliest(cpu, segments).map(Rows::Likeliest),
+        };
+        self.is_lost |= matches!(rows, Err(ForwardError::Device(DeviceError::Lost)));
+        rows
+    }
+
+    /// Where its bytes are, KV rows aside.
+    fn memory(&self) -> ExecutorMemory {
+        let executor = self.executor.as_ref();
+        executor.map_or(ExecutorMemory::default(), |executor| executor.memory())
+    }
+
+    /// Whether it is gone, as a pass or a change of pages has found.
+    fn is_lost(&self) -> bool {
+        self.is_lost || self.executor.is_none() || self.cache.pool().is_lost()
+    }
+}
+
+/// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds likeliest tokens itself.
+/// Returns rows, and features.
 fn pass<'a>(
     model: &Model,
     cpu: &Cpu,
     (executor, scratch): (&'a mut Option<OnDevice>, &'a mut Scratch),
     segments: &mut [Segment<'_>],
-) -> Result<Outputs<'a>, ForwardError> {
+    wanted: Wanted,
+) -> Result<(Rows<'a>, &'a [f32]), ForwardError> {
+    let width = model.spec().vocabulary;
     match executor {
-        None => model.forward_with_features(cpu, segments, scratch),
-        Some(on) => Ok(Outputs {
-            logits: on.executor.forward(cpu, segments)?,
-            features: &[],
-        }),
+        None => {
+            let Outputs { logits, features } =
+                model.forward_with_features(cpu, segments, scratch)?;
+            Ok((Rows::Logits(logits, width), features))
+        }
+        Some(on) => Ok((on.pass((cpu, width), segments, wanted)?, &[])),
+    }
+}
+
+/// The token that `sampler` takes from a row, which is not one of `barred`.
+///
+/// # Errors
+/// [`NotFinite`].
+fn sample(
+    row: Row<'_>,
+    (sampler, barred): (&mut Sampler, &[u32]),
+    history: &[u32],
+    candidates: &mut Candidates,
+) -> Result<u32, NotFinite> {
+    match row {
+        Row::Likeliest(likeliest) => token_of(likeliest),
+        Row::Logits(logits) => {
+            row::check_finite(logits)?;
+            Ok(sampler.sample_without(barred, logits, history, candidates))
+        }
     }
 }
 
@@ -489,13 +553,18 @@ impl Engine {
             Some(device) => {
                 let model = Arc::clone(&model);
                 let executor = device.executor(model, cache.geometry(), &plan.arena)?;
-                let device = Arc::clone(device);
-                Some(OnDevice { device, executor })
+                Some(OnDevice {
+                    device: Arc::clone(device),
+                    executor: Some(executor),
+                    cache: cache.clone(),
+                    policy: config.kv_policy,
+                    is_lost: false,
+                })
             }
         };
         // Activations on a device take the place of those that are planned for the process; what is beyond them counts.
         let on_device = executor.as_ref().map_or(0, |on| {
-            let memory = on.executor.memory();
+            let memory = on.memory();
             let more = memory
                 .activation_bytes
                 .saturating_sub(plan.arena.bytes() as u64);
@@ -658,25 +727,25 @@ impl Engine {
         taken: &mut Vec<Taken>,
     ) -> Result<(), EngineError> {
         let begun = Instant::now();
+        let enough = session.sampler.takes_likeliest() && transcript.bars_nothing();
+        let wanted = Wanted::of(enough);
         let segment = session.drafted();
         let rows = segment.tokens.len();
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let (all, features) = pass(&self.model, &self.cpu, memory, &mut [segment], wanted)?;
         session.hear(features);
-        let vocabulary = self.model.spec().vocabulary;
         let tokenizer = self.model.tokenizer();
         let mut sampled = 0;
-        for logits in logits.chunks_exact(vocabulary) {
-            match row::check_finite(logits) {
-                Ok(()) => {}
-                Err(error) if sampled == 0 => return Err(error.into()),
-                // The next step finds it, when the tokens before it have been handed out.
-                Err(_) => break,
-            }
+        for row in all.iter() {
             transcript.barred(tokenizer.end_of_generation(), &mut self.barred);
             let (sampler, history) = (&mut session.sampler, &session.tokens);
             let candidates = &mut self.candidates;
-            let token = sampler.sample_without(&self.barred, logits, history, candidates);
+            let token = match sample(row, (sampler, &self.barred), history, candidates) {
+                Ok(token) => token,
+                Err(error) if sampled == 0 => return Err(error.into()),
+                // The next step finds it, when the tokens before it have been handed out.
+                Err(_) => break,
+            };
             let right = session.guessed(sampled) == Some(token);
             session.tokens.push(token);
             sampled += 1;
@@ -715,6 +784,7 @@ impl Engine {
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         self.prepare_rows(&mut session.sequence, chunk.len())?;
         self.model.expect(&session.tokens[chunk.end..]);
+        let enough = session.sampler.takes_likeliest() && self.barred.is_empty();
         let tokens = &session.tokens[chunk.clone()];
         let segment = Segment {
             tokens,
@@ -722,18 +792,15 @@ impl Engine {
             logits: rows,
             images: &session.images,
         };
-        let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
+        let (memory, wanted) = ((&mut self.executor, &mut self.scratch), Wanted::of(enough));
+        let (rows, features) = pass(&self.model, &self.cpu, memory, &mut [segment], wanted)?;
         session.hear(features);
         let (sampler, history) = (&mut session.sampler, &session.tokens);
-        let token = match rows {
-            LogitRows::None => None,
-            LogitRows::Last | LogitRows::All => {
-                row::check_finite(logits)?;
-                let candidates = &mut self.candidates;
-                Some(sampler.sample_without(&self.barred, logits, history, candidates))
-            }
-        };
+        let candidates = &mut self.candidates;
+        // None where this is not the prompt's last chunk.
+        let row = rows.iter().next();
+        let token = row.map(|row| sample(row, (sampler, &self.barred), history, candidates));
+        let token = token.transpose()?;
         session.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
@@ -765,9 +832,10 @@ impl Engine {
         };
         let model = &self.model;
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(model, &self.cpu, memory, &mut [segment])?;
+        let segments = &mut [segment];
+        let (rows, features) = pass(model, &self.cpu, memory, segments, Wanted::Logits)?;
         session.hear(features);
-        for row in logits.chunks_exact(model.spec().vocabulary) {
+        for row in rows.logits() {
             row::check_finite(row)?;
             each(row);
         }
@@ -935,7 +1003,6 @@ impl Engine {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<KvReport, EngineError> {
         let mut sequence = self.cache.sequence(self.context_tokens())?;
-        let vocabulary = self.model.spec().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             self.prepare_rows(&mut sequence, chunk.len())?;
             let segment = Segment {
@@ -945,8 +1012,9 @@ impl Engine {
                 images: &[],
             };
             let memory = (&mut self.executor, &mut self.scratch);
-            let Outputs { logits, .. } = pass(&self.model, &self.cpu, memory, &mut [segment])?;
-            for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
+            let segments = &mut [segment];
+            let (rows, _) = pass(&self.model, &self.cpu, memory, segments, Wanted::Logits)?;
+            for (offset, row) in rows.logits().enumerate() {
                 row::check_finite(row)?;
                 each(sequence.len() + offset, row);
             }
@@ -955,19 +1023,20 @@ impl Engine {
         Ok(sequence.report())
     }
 
-    /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
+    /// Runs `segments`, all prepared, and returns what is wanted of the rows that they ask for.
     ///
     /// # Errors
     /// [`EngineError::Forward`] before anything is computed.
     pub(crate) fn forward(
         &mut self,
         segments: &mut [Segment<'_>],
+        wanted: Wanted,
     ) -> Result<Pass<'_>, EngineError> {
         let memory = (&mut self.executor, &mut self.scratch);
-        let Outputs { logits, features } = pass(&self.model, &self.cpu, memory, segments)?;
+        let (rows, features) = pass(&self.model, &self.cpu, memory, segments, wanted)?;
         let tokenizer = self.model.tokenizer();
         Ok(Pass {
-            logits,
+            rows,
             features,
             tokenizer,
         })
@@ -1012,7 +1081,52 @@ impl Engine {
     #[must_use]
     pub fn device(&self) -> Option<(&str, ExecutorMemory)> {
         let on = self.executor.as_ref()?;
-        Some((on.device.name(), on.executor.memory()))
+        Some((on.device.name(), on.memory()))
+    }
+
+    /// Whether the device that computes is gone. Sessions with rows on it fail from then on.
+    #[must_use]
+    pub fn has_lost_device(&self) -> bool {
+        self.executor.as_ref().is_some_and(OnDevice::is_lost)
+    }
+
+    /// Opens the device again that computes and was lost, with an empty KV cache. What its memory held goes with the last
+    /// session that has rows there. Nothing is computed before [`Engine::reload_on_device`].
+    ///
+    /// # Errors
+    /// [`EngineError::Executor`] where it cannot be opened.
+    pub(crate) fn reopen_device(&mut self) -> Result<(), EngineError> {
+        let Some(on) = &mut self.executor else {
+            return Ok(());
+        };
+        // Before the device is opened again, which may have no room for two.
+        on.executor = None;
+        let device = on.device.reopened()?;
+        let cache = device.kv_cache(self.cache.geometry().clone(), on.policy)?;
+        cache.set_limit(ByteLength::new(self.kv_limit))?;
+        self.system = Box::new(Host {
+            process: self.process,
+            cache: cache.clone(),
+            model: Arc::clone(&self.model),
+        });
+        (on.device, on.cache) = (device, cache.clone());
+        self.cache = cache;
+        Ok(())
+    }
+
+    /// Brings the model to the device that was opened again.
+    ///
+    /// # Errors
+    /// [`EngineError::Executor`] where it does not take it.
+    pub(crate) fn reload_on_device(&mut self) -> Result<(), EngineError> {
+        if let Some(on) = &mut self.executor {
+            let model = Arc::clone(&self.model);
+            let made = on
+                .device
+                .executor(model, on.cache.geometry(), &self.plan.arena)?;
+            (on.executor, on.is_lost) = (Some(made), false);
+        }
+        Ok(())
     }
 
     /// The pool its sessions' rows come from.

@@ -1,7 +1,7 @@
 //! What can be said about a request before it is taken.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lacuna_kv::KvCache;
 use lacuna_models::Shown;
@@ -11,6 +11,26 @@ use crate::budget::{Pages, capacity, projected_bytes};
 
 use crate::request::{Limits, Refusal, Request};
 use crate::request_memory::RequestMemory;
+
+/// The KV cache that there is now: another one once a device was opened again.
+#[derive(Debug, Clone)]
+pub(crate) struct CurrentCache(Arc<Mutex<KvCache>>);
+
+impl CurrentCache {
+    pub(crate) fn new(cache: KvCache) -> Self {
+        Self(Arc::new(Mutex::new(cache)))
+    }
+
+    /// A handle to it.
+    pub(crate) fn get(&self) -> KvCache {
+        let cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.clone()
+    }
+
+    pub(crate) fn replace(&self, cache: KvCache) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cache;
+    }
+}
 
 /// The limits that hold for every request.
 #[derive(Debug, Clone)]
@@ -26,7 +46,7 @@ pub(crate) struct RequestLimits {
     /// Bytes of KV pages there can be.
     pub(crate) kv_bytes: Arc<AtomicU64>,
     pub(crate) pages: Pages,
-    pub(crate) cache: KvCache,
+    pub(crate) cache: CurrentCache,
     pub(crate) request_memory: RequestMemory,
 }
 

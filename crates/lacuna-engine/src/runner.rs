@@ -1,22 +1,115 @@
 //! What the scheduler needs of a model: the seam at which a simulation puts one without arithmetic.
 
 use lacuna_kv::KvCache;
-use lacuna_models::{BatchLimits, RowReads, Segment};
+use lacuna_models::{BatchLimits, Likeliest, RowReads, Segment};
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::error::{EngineError, NotFinite};
 use crate::status::{ExpertStatus, NeuronStatus, WeightMemory};
 
 /// What a pass gives.
 pub(crate) struct Pass<'a> {
-    /// The rows of logits that were asked for, one after the other.
-    pub(crate) logits: &'a [f32],
+    /// The rows that were asked for, one after the other.
+    pub(crate) rows: Rows<'a>,
     /// What a head that guesses takes of each token, where one does; of a head's own pass, of those with logits.
     pub(crate) features: &'a [f32],
     /// What turns the tokens chosen from them into text.
     pub(crate) tokenizer: &'a Tokenizer,
+}
+
+/// What is needed of the rows of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Their logits.
+    Logits,
+    /// Their likeliest tokens: logits do too.
+    Likeliest,
+}
+
+impl Wanted {
+    /// What is needed where likeliest tokens are `enough`, or not.
+    pub(crate) fn of(enough: bool) -> Self {
+        match enough {
+            true => Self::Likeliest,
+            false => Self::Logits,
+        }
+    }
+}
+
+/// Rows of a pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rows<'a> {
+    /// Their logits, so many each.
+    Logits(&'a [f32], usize),
+    /// Their likeliest tokens.
+    Likeliest(&'a [Likeliest]),
+}
+
+/// One of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Row<'a> {
+    /// Its logits.
+    Logits(&'a [f32]),
+    /// Its likeliest token.
+    Likeliest(Likeliest),
+}
+
+impl<'a> Rows<'a> {
+    /// The first `count`, and the others.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub(crate) fn split_at(self, count: usize) -> (Self, Self) {
+        match self {
+            Self::Logits(logits, width) => {
+                let (first, rest) = logits.split_at(count * width);
+                (Self::Logits(first, width), Self::Logits(rest, width))
+            }
+            Self::Likeliest(tokens) => {
+                let (first, rest) = tokens.split_at(count);
+                (Self::Likeliest(first), Self::Likeliest(rest))
+            }
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Logits(logits, width) => logits.len() / width,
+            Self::Likeliest(tokens) => tokens.len(),
+        }
+    }
+
+    /// Each of them.
+    pub(crate) fn iter(self) -> impl Iterator<Item = Row<'a>> {
+        (0..self.len()).map(move |row| match self {
+            Self::Logits(logits, width) => Row::Logits(&logits[row * width..][..width]),
+            Self::Likeliest(tokens) => Row::Likeliest(tokens[row]),
+        })
+    }
+
+    /// The logits of each of them, if these are there.
+    pub(crate) fn logits(self) -> impl Iterator<Item = &'a [f32]> {
+        self.iter().filter_map(|row| match row {
+            Row::Logits(logits) => Some(logits),
+            Row::Likeliest(_) => None,
+        })
+    }
+}
+
+/// The likeliest token of a row.
+///
+/// # Errors
+/// [`NotFinite`] for a row that none is to be chosen from.
+pub(crate) fn token_of(likeliest: Likeliest) -> Result<u32, NotFinite> {
+    match likeliest {
+        Likeliest::Token(token) => Ok(token),
+        Likeliest::NotFinite(token) => Err(NotFinite {
+            token: token as usize,
+        }),
+    }
 }
 
 /// A model that computes batches over sequences of one KV cache.
@@ -26,6 +119,14 @@ pub(crate) trait ModelRunner: Send {
     /// # Errors
     /// [`EngineError`] before anything is computed.
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError>;
+
+    /// The same, where the likeliest token of each row is all that is needed of it: rows may be these.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::forward`].
+    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+        self.forward(segments)
+    }
 
     /// The same of a head that guesses, which is given features with each token: those of the token before it.
     ///
@@ -80,6 +181,11 @@ pub(crate) trait ModelRunner: Send {
     /// The engine, which sessions are stepped by, where it is one and not a model without arithmetic.
     fn engine(&mut self) -> Option<&mut Engine> {
         None
+    }
+
+    /// Whether the device that computes is gone, and with it every sequence.
+    fn has_lost_device(&self) -> bool {
+        false
     }
 
     /// Says which tokens come after those of the next pass, as far as that is known.
@@ -145,7 +251,11 @@ pub(crate) trait ModelRunner: Send {
 
 impl ModelRunner for Engine {
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
-        Self::forward(self, segments)
+        Self::forward(self, segments, Wanted::Logits)
+    }
+
+    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+        Self::forward(self, segments, Wanted::Likeliest)
     }
 
     fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {
@@ -184,6 +294,10 @@ impl ModelRunner for Engine {
 
     fn engine(&mut self) -> Option<&mut Engine> {
         Some(self)
+    }
+
+    fn has_lost_device(&self) -> bool {
+        Self::has_lost_device(self)
     }
 
     fn expect(&mut self, tokens: &[u32]) {

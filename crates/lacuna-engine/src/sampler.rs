@@ -277,6 +277,16 @@ impl Sampler {
         token
     }
 
+    /// Whether it takes the likeliest token of every row as the model gives it, the first of several.
+    pub(crate) fn takes_likeliest(&self) -> bool {
+        let Sampling {
+            penalties,
+            logit_bias,
+            ..
+        } = &self.sampling;
+        self.is_greedy() && !penalties.apply_at_all() && logit_bias.is_empty()
+    }
+
     fn is_greedy(&self) -> bool {
         self.sampling.temperature == 0.0
     }

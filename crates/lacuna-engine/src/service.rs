@@ -317,7 +317,7 @@ impl Handle {
     /// change places as it runs. The other parts of its budget are what it was set up with.
     #[must_use]
     pub fn anonymous_bytes(&self) -> u64 {
-        self.shared.request_limits.cache.anonymous_bytes() + self.model().placed_bytes()
+        self.shared.request_limits.cache.get().anonymous_bytes() + self.model().placed_bytes()
     }
 
     /// Asks the service to end as [`Service::shutdown`] does, and does not wait until it has.
@@ -358,7 +358,7 @@ impl Handle {
     /// The KV pool's byte accounts as of now, where [`Handle::status`] has them as of a step.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
-        self.shared.request_limits.cache.ledger()
+        self.shared.request_limits.cache.get().ledger()
     }
 
     /// The account of what requests hold, for what is taken before they are submitted.
@@ -507,7 +507,8 @@ fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<
     if let Some(budget) = budget {
         scheduler.set_budget(budget);
     }
-    if closing.is_none() {
+    if closing.is_none() && !work.is_empty() {
+        scheduler.revive().ok();
         work.into_iter().for_each(|work| work(scheduler));
     }
     closing

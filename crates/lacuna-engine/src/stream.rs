@@ -8,6 +8,7 @@ use lacuna_files::LostFile;
 use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix;
 use lacuna_models::ForwardError;
+use lacuna_pages::DeviceError;
 use tokio::sync::mpsc;
 
 use crate::error::{EngineError, NotFinite};
@@ -243,6 +244,16 @@ pub enum Failure {
     /// A file of the model was lost while it was in use.
     #[error(transparent)]
     LostFile(#[from] LostFile),
+    /// The device that computes was lost, and with it what it had computed.
+    #[error(
+        "the device that computes was lost while it worked on this request; send it again, for which the device is opened again"
+    )]
+    DeviceLost,
+    /// It was lost before, and cannot be opened again.
+    #[error(
+        "the device that computes was lost and cannot be opened again ({0}); restart the server when the device is there, or without it"
+    )]
+    NoDevice(String),
     /// The model could not be run.
     #[error("{0}")]
     Engine(String),
@@ -255,6 +266,7 @@ impl From<&EngineError> for Failure {
     fn from(error: &EngineError) -> Self {
         match error {
             EngineError::Forward(ForwardError::Lost(lost)) => Self::LostFile(lost.clone()),
+            EngineError::Forward(ForwardError::Device(DeviceError::Lost)) => Self::DeviceLost,
             EngineError::NotFinite(error) => Self::NotFinite(*error),
             error => Self::Engine(error.to_string()),
         }

@@ -101,6 +101,11 @@ impl Transcript {
         }
     }
 
+    /// Whether any token may come next, and after it.
+    pub(crate) fn bars_nothing(&self) -> bool {
+        self.required == 0 && self.ends.by_model != ModelEnd::Barred
+    }
+
     /// Whether the limits allow one more token. False at the start for a limit of no tokens: such a
     /// choice ends without one.
     pub(crate) fn wants_tokens(&self) -> bool {

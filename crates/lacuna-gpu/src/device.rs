@@ -1,5 +1,6 @@
 //! The device: opened, tested, and what it makes of a model.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
@@ -40,6 +41,7 @@ impl VulkanConfig {
 pub struct Vulkan {
     device: VulkanDevice,
     config: VulkanConfig,
+    kernel_folder: Option<PathBuf>,
 }
 
 impl Vulkan {
@@ -63,7 +65,21 @@ impl Vulkan {
         })?;
         check_workgroups(device.driver_name(), device.workgroup_limits())?;
         self_test::run(&device, config)?;
-        Ok(Self { device, config })
+        Ok(Self {
+            device,
+            config,
+            kernel_folder: None,
+        })
+    }
+
+    /// The same, which keeps what its driver makes of kernels in `folder`, so that the next process has them at once. What is
+    /// found there is used if it is whole and of this device and driver. Default: nothing is kept.
+    #[must_use]
+    pub fn keeping_kernels_in(self, folder: PathBuf) -> Self {
+        Self {
+            kernel_folder: Some(folder),
+            ..self
+        }
     }
 
     /// The device itself.
@@ -91,6 +107,13 @@ impl ComputeDevice for Vulkan {
         self.device.driver_name()
     }
 
+    fn reopened(&self) -> Result<Arc<dyn ComputeDevice>, ExecutorError> {
+        Ok(Arc::new(Self {
+            kernel_folder: self.kernel_folder.clone(),
+            ..Self::open_with(self.config)?
+        }))
+    }
+
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
         let pages = self.device.page_table();
         let policy = capability::as_held(policy, &geometry, self.config.window, pages);
@@ -109,7 +132,10 @@ impl ComputeDevice for Vulkan {
         capability::check(self.name(), &model)?;
         let name = self.name().to_owned();
         let queue = self.device.queue();
-        let made = VulkanExecutor::new(name, &queue, self.config, model, geometry, plan)?;
+        let kept = self.kernel_folder.as_deref();
+        let kept = kept.map(|folder| (folder, self.device.driver_identity()));
+        let used = (self.config, kept);
+        let made = VulkanExecutor::new(name, &queue, used, model, geometry, plan)?;
         Ok(Box::new(made))
     }
 }

@@ -3,6 +3,7 @@
 //! Nothing is allocated for a pass once a longer one has been: what the host gives lies in a vector that stays, commands
 //! and descriptor sets in those of the passes before.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use lacuna_kernels::Cpu;
@@ -10,19 +11,19 @@ use lacuna_kv::Geometry;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
-    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Model,
-    PassSize, Segment,
+    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Likeliest,
+    Model, PassSize, Segment,
 };
-use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
+use lacuna_pages::vulkan::{Compute, DeviceMemory, DriverIdentity, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::capability::has_parts_of_images;
 use crate::device::VulkanConfig;
 use crate::fused::{Action, quantized_bytes};
-use crate::kernels::{Kernels, PARTITION, PRODUCT_ROWS};
-use crate::pass::{Given, Pass, Room};
+use crate::kernels::{KeptKernels, Kernels, NO_TOKEN, PARTITION, PRODUCT_ROWS};
+use crate::pass::{Given, Pass, Room, Wanted};
 use crate::weights::{DeviceWeights, in_blocks};
-use crate::{attention, fused};
+use crate::{attention, fused, likeliest};
 
 /// What begins behind the slots does at multiples of so many bytes.
 const ALIGNMENT: usize = 64;
@@ -47,6 +48,10 @@ pub(crate) struct VulkanExecutor {
     positions: Vec<u32>,
     tokens: Vec<u32>,
     logits: Vec<f32>,
+    /// What a pass leaves in place of rows of logits, and what that says.
+    words: Vec<u32>,
+    likeliest: Vec<Likeliest>,
+    read_back_bytes: u64,
 }
 
 impl VulkanExecutor {
@@ -57,7 +62,7 @@ impl VulkanExecutor {
     pub(crate) fn new(
         device: String,
         queue: &VulkanQueue,
-        config: VulkanConfig,
+        (config, kept): (VulkanConfig, Option<(&Path, DriverIdentity)>),
         model: Arc<Model>,
         geometry: &Geometry,
         plan: &ArenaPlan,
@@ -65,7 +70,7 @@ impl VulkanExecutor {
         let limits = plan.limits();
         let input = input_elements(&model, limits);
         let logits = limits.logit_rows * model.spec().vocabulary;
-        let compute = queue.compute(4 * input, 4 * logits)?;
+        let mut compute = queue.compute(4 * input, 4 * logits)?;
         let window = config.window.map_or(u64::MAX, ByteLength::get);
         let window = window.min(compute.largest_window()) / 4 * 4;
         let actions = fused::actions(&model, plan, in_blocks(geometry));
@@ -97,11 +102,17 @@ impl VulkanExecutor {
             return too_long("the state of a layer", state);
         }
         let integer_dot = config.uses_integer_dot(&compute);
+        let kept = kept
+            .map(|(folder, identity)| KeptKernels::open(folder, identity, &mut compute))
+            .transpose()?;
         let kernels = Kernels::new(
             &compute,
             &DeviceWeights::wanted(&model, geometry),
             integer_dot,
         )?;
+        if let Some(kept) = kept {
+            kept.keep(&compute);
+        }
         let weights = DeviceWeights::upload(queue, &model)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {
@@ -125,6 +136,9 @@ impl VulkanExecutor {
             positions: Vec::with_capacity(limits.tokens * axes),
             tokens: Vec::with_capacity(limits.tokens),
             logits: vec![0.0; logits],
+            words: vec![0; limits.logit_rows],
+            likeliest: Vec::with_capacity(limits.logit_rows),
+            read_back_bytes: 0,
         })
     }
 
@@ -206,8 +220,36 @@ impl VulkanExecutor {
         });
     }
 
-    /// Records and submits a pass, and gets its logits.
-    fn run(&mut self, size: PassSize, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
+    /// Computes a pass, and gets what is wanted of its rows of logits. Returns how many these are.
+    fn pass(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<usize, ForwardError> {
+        let size = self.model.check_segments(segments, self.plan.limits())?;
+        let shows = segments.iter().any(|segment| !segment.images.is_empty());
+        if shows && has_parts_of_images(&self.model) {
+            return Err(ForwardError::NoImages);
+        }
+        self.give(cpu, segments);
+        for segment in &mut *segments {
+            segment.sequence.lend_device_states();
+        }
+        let computed = self.run(size, segments, wanted);
+        // First, because whatever a lost file's zeros led to is no news.
+        self.model.files().check()?;
+        computed?;
+        Ok(size.logit_rows)
+    }
+
+    /// Records and submits a pass, and reads what it leaves.
+    fn run(
+        &mut self,
+        size: PassSize,
+        segments: &[Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<(), DeviceError> {
         let alignment = self.compute.alignment();
         let pass = Pass {
             recording: self.compute.begin(bytemuck::cast_slice(&self.input))?,
@@ -220,14 +262,22 @@ impl VulkanExecutor {
             window: self.window,
             alignment,
             size,
+            wanted,
             whole_images: self.model.spec().keeps_images_whole(),
             merge_partitions: self.merge_partitions,
         };
         pass.run(&self.actions, segments)?;
-        let elements = size.logit_rows * self.model.spec().vocabulary;
-        if elements > 0 {
-            let logits = &mut self.logits[..elements];
-            self.compute.output(bytemuck::cast_slice_mut(logits))?;
+        let rows = size.logit_rows;
+        let left: &mut [u8] = match wanted {
+            Wanted::Logits => {
+                let elements = rows * self.model.spec().vocabulary;
+                bytemuck::cast_slice_mut(&mut self.logits[..elements])
+            }
+            Wanted::Likeliest => bytemuck::cast_slice_mut(&mut self.words[..rows]),
+        };
+        if !left.is_empty() {
+            self.compute.output(left)?;
+            self.read_back_bytes += left.len() as u64;
         }
         Ok(())
     }
@@ -235,20 +285,28 @@ impl VulkanExecutor {
 
 impl Executor for VulkanExecutor {
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
-        let size = self.model.check_segments(segments, self.plan.limits())?;
-        let shows = segments.iter().any(|segment| !segment.images.is_empty());
-        if shows && has_parts_of_images(&self.model) {
-            return Err(ForwardError::NoImages);
-        }
-        self.give(cpu, segments);
-        for segment in &mut *segments {
-            segment.sequence.lend_device_states();
-        }
-        let computed = self.run(size, segments);
-        // First, because whatever a lost file's zeros led to is no news.
-        self.model.files().check()?;
-        computed?;
-        Ok(&self.logits[..size.logit_rows * self.model.spec().vocabulary])
+        let rows = self.pass(cpu, segments, Wanted::Logits)?;
+        Ok(&self.logits[..rows * self.model.spec().vocabulary])
+    }
+
+    fn likeliest(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+    ) -> Result<&[Likeliest], ForwardError> {
+        let rows = self.pass(cpu, segments, Wanted::Likeliest)?;
+        let words = self.words[..rows].iter();
+        self.likeliest.clear();
+        self.likeliest
+            .extend(words.map(|&word| match word & NO_TOKEN {
+                0 => Likeliest::Token(word),
+                _ => Likeliest::NotFinite(word - NO_TOKEN),
+            }));
+        Ok(&self.likeliest)
+    }
+
+    fn read_back_bytes(&self) -> u64 {
+        self.read_back_bytes
     }
 
     fn memory(&self) -> ExecutorMemory {
@@ -295,11 +353,15 @@ fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let word = |byte: usize| u32::try_from(byte / 4).unwrap_or(u32::MAX);
     let blocks = plan.bytes().next_multiple_of(ALIGNMENT);
     let states = (blocks + quantized_bytes(actions, limits)).next_multiple_of(ALIGNMENT);
+    let state_words = attention::room(model.program(), limits, model.spec().keeps_images_whole());
+    let first = (states / 4) as u64 + state_words;
     let room = Room {
         blocks: word(blocks),
         states: word(states),
-        state_words: attention::room(model.program(), limits, model.spec().keeps_images_whole()),
+        state_words,
+        likeliest: u32::try_from(first).unwrap_or(u32::MAX),
     };
-    let bytes = states as u64 + 4 * room.state_words;
+    let of_logits = likeliest::room([limits.logit_rows, model.spec().vocabulary]);
+    let bytes = 4 * (first + of_logits);
     (room, bytes.next_multiple_of(ALIGNMENT as u64))
 }

@@ -24,6 +24,7 @@ mod executor;
 mod experts;
 mod fused;
 mod kernels;
+mod likeliest;
 mod pass;
 mod recurrence;
 mod self_test;

@@ -77,6 +77,17 @@ pub(crate) struct Room {
     /// The first word of partial results of attention, and how many there are.
     pub(crate) states: u32,
     pub(crate) state_words: u64,
+    /// The first word of what is found of rows of logits: of their runs, then of each row.
+    pub(crate) likeliest: u32,
+}
+
+/// What the host gets of a row of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// All of them.
+    Logits,
+    /// A word: the token of the largest, or, with [`NO_TOKEN`](crate::kernels::NO_TOKEN), the first that is not finite.
+    Likeliest,
 }
 
 /// A pass under way.
@@ -94,6 +105,8 @@ pub(crate) struct Pass<'a> {
     /// What windows begin at multiples of.
     pub(crate) alignment: u64,
     pub(crate) size: PassSize,
+    /// What the host gets of each row of logits.
+    pub(crate) wanted: Wanted,
     /// Whether the tokens of an image see all of it.
     pub(crate) whole_images: bool,
     /// [`VulkanConfig::merge_partitions`](crate::VulkanConfig::merge_partitions).
@@ -468,17 +481,18 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Logits go to where the host reads them.
+    /// Logits, or the tokens of the largest, go to where the host reads them.
     fn leave(&mut self, output: Slot) -> Result<(), DeviceError> {
-        let width = self.plan.placement(output).shape.width;
-        let bytes = 4 * self.size.logit_rows * width;
-        match bytes {
-            0 => Ok(()),
-            _ => {
-                let logits = self.part(output, 0, bytes);
-                self.recording.leave_output(logits, 0)
-            }
-        }
+        let (rows, width) = (
+            self.size.logit_rows,
+            self.plan.placement(output).shape.width,
+        );
+        let left = match self.wanted {
+            _ if rows == 0 => return Ok(()),
+            Wanted::Logits => self.part(output, 0, 4 * rows * width),
+            Wanted::Likeliest => self.likeliest(output, [rows, width])?,
+        };
+        self.recording.leave_output(left, 0)
     }
 
     /// Norms by an epsilon, with or without the mean taken off, times a weight and plus a bias.

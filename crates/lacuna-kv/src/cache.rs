@@ -137,6 +137,12 @@ impl KvCache {
         &self.pool
     }
 
+    /// Whether `sequence` is one of its own.
+    #[must_use]
+    pub fn owns(&self, sequence: &Sequence) -> bool {
+        self.pool.is_same(&sequence.pool)
+    }
+
     /// How many tokens and pages are shared and kept together.
     #[must_use]
     pub fn grain(&self) -> Grain {

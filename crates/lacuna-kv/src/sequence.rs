@@ -37,7 +37,7 @@ pub struct Sequence {
     store: Box<dyn Store>,
     /// None where no layer keeps one.
     state: Option<State>,
-    pool: Pool,
+    pub(crate) pool: Pool,
     geometry: Geometry,
     /// Whether any layer has one.
     windows: bool,

@@ -24,6 +24,12 @@ pub trait ComputeDevice: fmt::Debug + Send + Sync {
     /// What its driver calls it.
     fn name(&self) -> &str;
 
+    /// The same device, opened again: what one that was lost ([`DeviceError::Lost`]) held is gone.
+    ///
+    /// # Errors
+    /// [`ExecutorError`] where it cannot be.
+    fn reopened(&self) -> Result<Arc<dyn ComputeDevice>, ExecutorError>;
+
     /// An empty KV cache in its memory.
     ///
     /// # Errors
@@ -50,6 +56,20 @@ pub trait Executor: fmt::Debug + Send {
     /// As [`Model::forward`], and [`ForwardError::Device`] when the device fails.
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError>;
 
+    /// The same, of which the token of the largest logit of each row comes back in place of the row: a word, where a
+    /// vocabulary is a megabyte.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn likeliest(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+    ) -> Result<&[Likeliest], ForwardError>;
+
+    /// Bytes that passes have left for the processor so far.
+    fn read_back_bytes(&self) -> u64;
+
     /// Where its bytes are, KV rows aside.
     fn memory(&self) -> ExecutorMemory;
 
@@ -64,6 +84,15 @@ pub trait Executor: fmt::Debug + Send {
     /// # Errors
     /// [`DeviceError`] when the device fails.
     fn kernel_times(&self) -> Result<Vec<KernelTime>, ExecutorError>;
+}
+
+/// What a row of logits comes to where the likeliest token is always taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Likeliest {
+    /// The token of the largest logit, the first of several.
+    Token(u32),
+    /// The first token whose logit is infinite or no number: nothing is to be chosen from the row.
+    NotFinite(u32),
 }
 
 /// Bytes that a model takes of a device's memory beside KV rows.

@@ -28,7 +28,8 @@ pub const NUMERICS_VERSION: u32 = 3;
 
 pub use demo::demo;
 pub use device::{
-    ComputeDevice, Executor, ExecutorError, ExecutorMemory, KernelTime, MatrixWeights, PassSize,
+    ComputeDevice, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest, MatrixWeights,
+    PassSize,
 };
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,

@@ -14,7 +14,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 
 use crate::device::{
-    Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
+    Address, Aliasing, BatchCost, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
     FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
@@ -75,6 +75,7 @@ impl DenseDevice {
             hole: Hole::Undefined,
             ordering: Ordering::Immediate,
             commitment: Commitment::WithReservation,
+            batch_cost: BatchCost::Operations,
             mapping_limit: None,
         };
         Self {

@@ -175,6 +175,15 @@ pub enum Commitment {
     WithReservation,
 }
 
+/// What a batch of a few operations costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchCost {
+    /// As much as its operations: a few at a time are as good as all at once, and none waits for many.
+    Operations,
+    /// Mostly the call, however little is in it, as on a device behind a driver: better few large ones.
+    Call,
+}
+
 /// What a device can do, as data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
@@ -190,6 +199,8 @@ pub struct Capabilities {
     pub ordering: Ordering,
     /// What commits memory.
     pub commitment: Commitment,
+    /// What a batch costs.
+    pub batch_cost: BatchCost,
     /// The most separate mappings (runs contiguous in address space and in a heap, and holes
     /// between them) the device may hold, where there is such a limit.
     pub mapping_limit: Option<u64>,
@@ -441,4 +452,9 @@ pub unsafe trait Device: fmt::Debug + Send {
 
     /// How the host reaches the memory of a reservation, if there is such a reservation.
     fn host_view(&self, space: SpaceId) -> Option<HostView>;
+
+    /// Whether it is gone: every call ends with [`DeviceError::Lost`]. Memory of the host never is.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }

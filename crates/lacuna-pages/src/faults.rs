@@ -11,8 +11,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{
-    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId, HostView,
-    Operation, Ordering, Patience, SpaceId,
+    BatchCost, BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId,
+    HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::ByteLength;
 
@@ -42,6 +42,7 @@ pub enum Completion {
 struct Orders {
     failing: Failing,
     calls: u64,
+    lost: bool,
     submitted: u64,
     completed: u64,
 }
@@ -62,6 +63,11 @@ impl Faults {
         orders.calls = 0;
     }
 
+    /// The device is gone from now on: every call fails with [`DeviceError::Lost`].
+    pub fn lose(&self) {
+        self.orders().lost = true;
+    }
+
     /// Whatever was late is done.
     pub fn complete(&self) {
         let mut orders = self.orders();
@@ -70,6 +76,9 @@ impl Faults {
 
     fn check(&self) -> Result<(), DeviceError> {
         let mut orders = self.orders();
+        if orders.lost {
+            return Err(DeviceError::Lost);
+        }
         let call = orders.calls;
         orders.calls += 1;
         let fails = match orders.failing {
@@ -111,6 +120,13 @@ impl<D: Device> FaultyDevice<D> {
             faults: faults.clone(),
         };
         (device, faults)
+    }
+
+    /// The same, whose batches cost what `cost` says.
+    #[must_use]
+    pub fn with_batch_cost(mut self, cost: BatchCost) -> Self {
+        self.capabilities.batch_cost = cost;
+        self
     }
 
     fn fence(&self) -> Fence {
@@ -186,6 +202,10 @@ unsafe impl<D: Device> Device for FaultyDevice<D> {
 
     fn host_view(&self, space: SpaceId) -> Option<HostView> {
         self.inner.host_view(space)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.faults.orders().lost || self.inner.is_lost()
     }
 }
 

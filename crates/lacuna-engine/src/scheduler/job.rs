@@ -16,6 +16,7 @@ use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
+use crate::runner::{Row, Rows, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::speculation::{Draft, Drafts, Speculator, rewound};
 use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
@@ -369,13 +370,28 @@ impl Choice {
         }
     }
 
-    /// Picks the next token from its row of logits.
+    /// Whether the likeliest token of each row is all that it needs of it.
+    pub(crate) fn takes_likeliest(&self) -> bool {
+        let is_free = self.constraint.is_none() && self.transcript.bars_nothing();
+        is_free && !self.is_scored() && self.sampler.takes_likeliest()
+    }
+
+    /// Picks the next token from its row.
     pub(crate) fn sample(
         &mut self,
-        logits: &[f32],
+        row: Row<'_>,
         logprobs: Option<usize>,
         workspace: &mut Workspace,
     ) -> Result<Sampled, Failure> {
+        let logits = match row {
+            Row::Logits(logits) => logits,
+            Row::Likeliest(likeliest) => {
+                return Ok(Sampled {
+                    token: token_of(likeliest)?,
+                    logprobs: None,
+                });
+            }
+        };
         row::check_finite(logits)?;
         let Workspace {
             ends,
@@ -400,15 +416,15 @@ impl Choice {
         Ok(Sampled { token, logprobs })
     }
 
-    /// Picks the next token from its row of logits and takes it up.
+    /// Picks the next token from its row and takes it up.
     fn take(
         &mut self,
-        logits: &[f32],
+        row: Row<'_>,
         logprobs: Option<usize>,
         tokenizer: &Tokenizer,
         workspace: &mut Workspace,
     ) -> Result<Taken, Failure> {
-        let sampled = self.sample(logits, logprobs, workspace)?;
+        let sampled = self.sample(row, logprobs, workspace)?;
         let outcome = self.advance(sampled.token, tokenizer)?;
         Ok(Taken { sampled, outcome })
     }
@@ -535,6 +551,12 @@ impl Session {
         }
     }
 
+    /// Whether the likeliest token of each row is all that is needed of it, or there are no rows.
+    pub(crate) fn takes_likeliest(&self, logprobs: Option<usize>) -> bool {
+        let enough = logprobs.is_none() && self.choice.takes_likeliest();
+        enough || self.scheduled == 0 || self.logit_rows() == 0
+    }
+
     /// Whether this step computes everything up to the last token, so that the next can be chosen.
     pub(crate) fn gets_token(&self) -> bool {
         self.scheduled == self.pending() + self.guesses().len()
@@ -547,9 +569,9 @@ impl Session {
 
     /// Picks a token from the last of `rows`, or, where tokens were guessed, from each after the last token as long as it is
     /// the one that was guessed. They are taken up: a row is sampled as if the tokens before it had come one by one.
-    pub(crate) fn sample<'a>(
+    pub(crate) fn sample(
         &mut self,
-        rows: impl ExactSizeIterator<Item = &'a [f32]>,
+        rows: Rows<'_>,
         logprobs: Option<usize>,
         tokenizer: &Tokenizer,
         workspace: &mut Workspace,
@@ -560,7 +582,7 @@ impl Session {
             .map_or(&[][..], Speculator::guesses);
         let before = rows.len().saturating_sub(1 + guesses.len());
         let guesses = guesses.iter().map(Some).chain([None]);
-        for (row, guess) in rows.skip(before).zip(guesses) {
+        for (row, guess) in rows.iter().skip(before).zip(guesses) {
             let taken = self.choice.take(row, logprobs, tokenizer, workspace);
             let right = match &taken {
                 Ok(taken) => {

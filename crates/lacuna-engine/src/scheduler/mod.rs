@@ -15,6 +15,7 @@
 
 mod admission;
 mod deliver;
+mod device_loss;
 mod job;
 mod preemption;
 mod report;
@@ -44,7 +45,7 @@ use crate::arbiter::kv_share;
 use crate::budget::{Pages, Reading};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::request_limits::RequestLimits;
+use crate::request_limits::{CurrentCache, RequestLimits};
 use crate::request_memory::RequestMemory;
 use crate::runner::{ModelRunner, Pass};
 use crate::service::ServiceConfig;
@@ -67,6 +68,8 @@ pub(crate) struct Scheduler {
     kv_limit: u64,
     /// What they may come to, as those know it who take requests.
     kv_most: Arc<AtomicU64>,
+    /// The KV cache, as those know it.
+    cache: CurrentCache,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     /// Where pages of preempted requests go.
@@ -116,39 +119,24 @@ impl Scheduler {
     pub(crate) fn new(mut engine: Engine, mut config: ServiceConfig) -> Result<Self, EngineError> {
         config.engine = config.engine.for_model(engine.model().spec());
         let (budget, host) = (*engine.budget(), engine.host());
-        let folder = match &config.prefix_cache.folder {
-            Some(folder) if config.prefix_cache.enabled => {
-                let refused = |source| FolderError::Io {
-                    path: folder.path.clone(),
-                    source,
-                };
-                let fingerprint = engine.fingerprint(&folder.path).map_err(refused)?;
-                let (folder, cache) = (folder.clone(), engine.kv_cache());
-                Some(CacheFolder::open(folder, cache, fingerprint)?)
-            }
-            _ => None,
-        };
-        let swap = config.swap.as_ref();
-        let swap = swap.map(|swap| Swap::open(swap, engine.kv_cache()));
-        let swap = swap.transpose()?;
-        let aside = match (&folder, &config.swap, &swap) {
-            // A folder has what would be evicted already.
-            (None, Some(file), Some(swap)) if config.prefix_cache.enabled => {
-                let (folder, cache) = (file.folder.clone(), engine.kv_cache());
-                Some(CacheFolder::open_unnamed(folder, swap.room(), cache, None)?)
-            }
-            _ => None,
-        };
         let drafter = engine.take_drafter();
+        let stores = Stores::open(&engine, &config)?;
         let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
         if let Some(drafter) = drafter {
             scheduler.draft_with(drafter);
         }
-        scheduler.swap = swap;
-        if let Some(folder) = folder.or(aside) {
-            scheduler.prefix = scheduler.prefix.with_folder(folder);
-        }
+        scheduler.keep_in(stores);
         Ok(scheduler)
+    }
+
+    /// From now on keeps pages in `stores` too.
+    fn keep_in(&mut self, stores: Stores) {
+        self.swap = stores.swap;
+        let prefix = empty_prefix(&*self.engine, &self.config);
+        self.prefix = match stores.folder {
+            Some(folder) => prefix.with_folder(folder),
+            None => prefix,
+        };
     }
 
     /// A scheduler over any model, on any system.
@@ -164,12 +152,7 @@ impl Scheduler {
         let memory = system.memory();
         let kv_limit = kv_share(&budget, memory).max(engine.kv_cache().page_bytes() as u64);
         engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
-        let message_ends = engine.tokenizer().end_of_generation().collect();
-        let prefix = PrefixCache::new(engine.kv_cache().clone()).with_message_ends(message_ends);
-        let prefix = match &config.blocks {
-            Some(watch) => prefix.watched(watch.namespace),
-            None => prefix,
-        };
+        let prefix = empty_prefix(&*engine, &config);
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
         let request_memory = config.shared_requests.clone();
         let request_memory = request_memory
@@ -177,6 +160,7 @@ impl Scheduler {
         let scheduler = Self {
             kv_limit,
             kv_most: Arc::default(),
+            cache: CurrentCache::new(engine.kv_cache().clone()),
             memory,
             engine,
             config,
@@ -224,7 +208,7 @@ impl Scheduler {
             max_waiting: self.config.max_waiting,
             kv_bytes: Arc::clone(&self.kv_most),
             pages: self.pages(),
-            cache: self.engine.kv_cache().clone(),
+            cache: self.cache.clone(),
             request_memory: self.request_memory.clone(),
         }
     }
@@ -292,6 +276,9 @@ impl Scheduler {
     /// One step over everything that can go on. Returns whether anything was computed.
     pub(crate) fn step(&mut self) -> bool {
         let now = self.system.now();
+        if self.engine.has_lost_device() {
+            return self.go_on_after_loss();
+        }
         self.follow_swaps();
         self.tend(now);
         self.admit();
@@ -300,8 +287,12 @@ impl Scheduler {
         if self.has_lost_files() {
             return self.give_up_files();
         }
+        if self.engine.has_lost_device() {
+            return self.go_on_after_loss();
+        }
         match self.forward_and_sample() {
             Ok(()) => self.accept(),
+            Err(_) if self.engine.has_lost_device() => self.go_on_after_loss(),
             Err(_) if self.has_lost_files() => self.give_up_files(),
             Err(error) => self.fail_scheduled(&error),
         }
@@ -420,6 +411,11 @@ impl Scheduler {
         // What is read for them is read meanwhile.
         let expected = self.expected();
         self.engine.expect(&expected);
+        let likeliest = self.running.iter().all(|running| {
+            let logprobs = running.job.logprobs;
+            let mut sessions = running.sessions.iter();
+            sessions.all(|session| session.takes_likeliest(logprobs))
+        });
         let mut segments: Vec<Segment<'_>> = (self.running.iter_mut())
             .flat_map(|running| {
                 let images = &*running.job.images;
@@ -433,17 +429,19 @@ impl Scheduler {
             return Ok(());
         }
         self.counters.steps += 1;
-        let vocabulary = self.engine.vocabulary();
         let pages = self.engine.kv_cache().pool().clone();
         let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let prompts = tokens - segments.len() >= Self::PROMPT_STEP;
         let sequences = segments.len();
         let begun = self.system.now();
         let Pass {
-            mut logits,
+            mut rows,
             mut features,
             tokenizer,
-        } = self.engine.forward(&mut segments)?;
+        } = match likeliest {
+            true => self.engine.likeliest(&mut segments)?,
+            false => self.engine.forward(&mut segments)?,
+        };
         let ended = self.system.now();
         let time = ended.duration_since(begun);
         self.passed = Some(ended);
@@ -469,14 +467,13 @@ impl Scheduler {
                         session.hear(own, (from_history, width), &self.request_memory);
                     }
                 }
-                let (rows, rest) = logits.split_at(session.logit_rows() * vocabulary);
-                logits = rest;
+                let (own, rest) = rows.split_at(session.logit_rows());
+                rows = rest;
                 let start = session.sequence.len();
-                let rows = rows.chunks_exact(vocabulary);
                 decodes &= session.scheduled == 0 || session.is_decoding();
-                session.choice.score(start, rows.clone());
+                session.choice.score(start, own.logits());
                 if session.gets_token() {
-                    session.sample(rows, logprobs, tokenizer, &mut self.workspace);
+                    session.sample(own, logprobs, tokenizer, &mut self.workspace);
                 }
             }
         }
@@ -564,6 +561,57 @@ impl Scheduler {
         self.running.iter().position(|running| {
             before += running.sessions.iter().map(rows).sum::<usize>();
             row < before
+        })
+    }
+}
+
+/// A prefix cache with nothing in it.
+fn empty_prefix(engine: &dyn ModelRunner, config: &ServiceConfig) -> PrefixCache {
+    let message_ends = engine.tokenizer().end_of_generation().collect();
+    let prefix = PrefixCache::new(engine.kv_cache().clone()).with_message_ends(message_ends);
+    match &config.blocks {
+        Some(watch) => prefix.watched(watch.namespace),
+        None => prefix,
+    }
+}
+
+/// Where pages are kept beside memory.
+struct Stores {
+    swap: Option<Swap>,
+    folder: Option<CacheFolder>,
+}
+
+impl Stores {
+    /// Those that `config` asks for.
+    ///
+    /// # Errors
+    /// [`EngineError::Folder`], [`EngineError::Swap`].
+    fn open(engine: &Engine, config: &ServiceConfig) -> Result<Self, EngineError> {
+        let cache = engine.kv_cache();
+        let folder = match &config.prefix_cache.folder {
+            Some(folder) if config.prefix_cache.enabled => {
+                let refused = |source| FolderError::Io {
+                    path: folder.path.clone(),
+                    source,
+                };
+                let fingerprint = engine.fingerprint(&folder.path).map_err(refused)?;
+                Some(CacheFolder::open(folder.clone(), cache, fingerprint)?)
+            }
+            _ => None,
+        };
+        let swap = config.swap.as_ref();
+        let swap = swap.map(|swap| Swap::open(swap, cache)).transpose()?;
+        let aside = match (&folder, &config.swap, &swap) {
+            // A folder has what would be evicted already.
+            (None, Some(file), Some(swap)) if config.prefix_cache.enabled => {
+                let (folder, room) = (file.folder.clone(), swap.room());
+                Some(CacheFolder::open_unnamed(folder, room, cache, None)?)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            swap,
+            folder: folder.or(aside),
         })
     }
 }

@@ -177,7 +177,8 @@ impl Scheduler {
                 continue;
             }
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
-            let found = !restarts && !self.has_lost_files() && self.find_pages(index, &error);
+            let lost = self.has_lost_files() || self.engine.has_lost_device();
+            let found = !restarts && !lost && self.find_pages(index, &error);
             if !found {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);

@@ -2,6 +2,7 @@
 
 mod admission;
 mod choices;
+mod device;
 mod endings;
 mod folder;
 mod heads;

@@ -572,13 +572,12 @@ impl Drafter {
         if segments.is_empty() {
             return 0;
         }
-        let width = runner.vocabulary();
         let passed = runner.forward_with(&mut segments, given);
         let Ok(pass) = passed else {
             runs.iter_mut().for_each(|run| run.goes_on = false);
             return 0;
         };
-        let rows = pass.logits.chunks_exact(width);
+        let rows = pass.rows.logits();
         let mut features = features_width.map(|width| pass.features.chunks_exact(width));
         let mut guessed = 0;
         for (run, row) in runs.iter_mut().filter(|run| run.goes_on).zip(rows) {

@@ -8,7 +8,7 @@ use lacuna_models::{BatchLimits, Model, Scratch, Segment};
 use lacuna_text::tokenizer::Tokenizer;
 
 use crate::error::EngineError;
-use crate::runner::{ModelRunner, Pass};
+use crate::runner::{ModelRunner, Pass, Rows};
 
 /// A draft model, or the head of the model itself.
 pub(super) struct Runner {
@@ -43,7 +43,7 @@ impl ModelRunner for Runner {
             ),
         };
         Ok(Pass {
-            logits,
+            rows: Rows::Logits(logits, model.spec().vocabulary),
             features,
             tokenizer: model.tokenizer(),
         })

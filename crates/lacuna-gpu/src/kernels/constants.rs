@@ -325,6 +325,11 @@ constants! {
 }
 
 constants! {
+    /// `likeliest.wgsl`
+    Likeliest { source: u32, to: u32, width: u32, run: u32, last: u32 }
+}
+
+constants! {
     /// `store_blocks.wgsl`
     StoreBlocks { source: u32, to: u32, stride: u32, width: u32, count: u32 }
 }

@@ -12,8 +12,11 @@
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
 //!   and constants of at most 128 bytes (the longest has 100). Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
+//! * **K2** What a driver is given as made by it was written with a hash of all of it, beside the identity of device and
+//!   driver, and both are compared before it is given. The folder is the user's own.
 
 mod constants;
+mod kept;
 #[cfg(test)]
 mod stored;
 #[cfg(all(test, feature = "shaders"))]
@@ -25,10 +28,12 @@ use lacuna_kernels::DType;
 use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
+pub(crate) use kept::KeptKernels;
+
 pub(crate) use constants::{
     Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Every, Hadamard, Heads,
-    Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan, Store,
-    StoreBlocks,
+    Likeliest, Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan,
+    Store, StoreBlocks,
 };
 
 /// Threads of a workgroup where each thread has elements of its own.
@@ -65,6 +70,11 @@ pub(crate) const MERGED_ELEMENTS: usize = 128;
 pub(crate) const ENOUGH_GROUPS: usize = 128;
 /// The most query rows that are few: keys and values are read once for every four of them.
 pub(crate) const FEW_QUERY_ROWS: usize = 16;
+/// Logits of a row that a workgroup looks at for the largest: 32 to a thread, so that those of a usual vocabulary are some
+/// dozens of workgroups.
+pub(crate) const LIKELIEST_RUN: usize = 4096;
+/// Set in a word that tells of a row without a likeliest token.
+pub(crate) const NO_TOKEN: u32 = 1 << 31;
 /// What rows of keys and values are read by, where they are whole vectors of so many bytes.
 pub(crate) const VECTOR_BYTES: usize = 16;
 
@@ -238,6 +248,7 @@ const MAGNITUDE: Module = module!(
     c"magnitude",
     ["magnitude.wgsl", "together.wgsl"]
 );
+const LIKELIEST: Module = module!("likeliest", c"likeliest", ["likeliest.wgsl"]);
 const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
@@ -343,6 +354,7 @@ pub(crate) struct Kernels {
     pub(crate) elementwise: ComputeKernel,
     pub(crate) columns: ComputeKernel,
     pub(crate) magnitude: ComputeKernel,
+    pub(crate) likeliest: ComputeKernel,
     products: Vec<(DType, Products)>,
     experts: Option<ExpertKernels>,
     states: Option<StateKernels>,
@@ -457,6 +469,7 @@ impl Kernels {
             elementwise: compile(&ELEMENTWISE)?,
             columns: compile(&COLUMNS)?,
             magnitude: compile(&MAGNITUDE)?,
+            likeliest: compile(&LIKELIEST)?,
             products: products(&wanted.types, [|of| &of.few, |of| &of.many])?,
             experts,
             states,

@@ -70,6 +70,7 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
         &ELEMENTWISE,
         &COLUMNS,
         &MAGNITUDE,
+        &LIKELIEST,
         &ROUTE,
         &BANDS,
         &EVERY,

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use lacuna_gpu::VulkanConfig;
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Layout};
-use lacuna_models::LogitRows;
+use lacuna_models::{Likeliest, LogitRows};
 use lacuna_pages::ByteLength;
 use lacuna_pages::vulkan::PageTable;
 
@@ -275,4 +275,30 @@ fn interleaved_layers_equal_buffers_of_their_own() {
     let alone = layers(1);
     assert!(alone == layers(2));
     assert!(alone == logits(KvPolicy::default()));
+}
+
+/// One word of each row is read back, where logits are a row of the vocabulary each.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn likeliest_tokens_are_those_of_the_logits_and_four_bytes_each() {
+    let mut model = demo();
+    let vocabulary = model.vocabulary();
+    let tokens = some_tokens(70, vocabulary);
+    let logits = model.logits(&tokens);
+    let row_bytes = 4 * vocabulary as u64;
+    assert_eq!(model.executor.read_back_bytes(), 70 * row_bytes);
+    let first_of_largest = |row: &[f32]| {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let at = row.iter().position(|&logit| logit == most);
+        Likeliest::Token(at.expect("a number") as u32)
+    };
+    let wanted = logits.chunks_exact(vocabulary).map(first_of_largest);
+    let wanted: Vec<Likeliest> = wanted.collect();
+    for chunk in [1, 9, 70] {
+        let (mut sequence, before) = (model.sequence(), model.executor.read_back_bytes());
+        let chunks = tokens.chunks(chunk);
+        let found = chunks.flat_map(|chunk| model.likeliest(&mut sequence, chunk));
+        assert_eq!(found.collect::<Vec<_>>(), wanted, "{chunk} at once");
+        assert_eq!(model.executor.read_back_bytes() - before, 4 * 70);
+    }
 }

@@ -2,6 +2,7 @@
 
 use lacuna_gpu::Vulkan;
 use lacuna_kv::{KvElements, KvPolicy};
+use lacuna_models::ComputeDevice;
 use lacuna_pages::ByteLength;
 
 use crate::support::{OnDevice, some_tokens};
@@ -54,6 +55,22 @@ fn weights_and_activations_go_with_the_executor() {
     assert_eq!(queue.memory_use(), before);
 }
 
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_device_that_is_opened_again_computes_the_same() {
+    let first = Vulkan::open().expect("a device");
+    let again = ComputeDevice::reopened(&first).expect("it is there");
+    let policy = KvPolicy::default();
+    let on = |device: &dyn ComputeDevice| {
+        let model = OnDevice::on(device, "demo", KvElements::default(), policy);
+        model.expect("the device runs the demo")
+    };
+    let tokens = some_tokens(40, 250);
+    let wanted = on(&first).logits(&tokens);
+    drop(first);
+    assert!(on(&*again).logits(&tokens) == wanted);
+}
+
 /// Parts of a pass, each of which is a submission: the device begins while the others are recorded.
 const PARTS: u64 = 3;
 
@@ -71,6 +88,7 @@ fn a_step_is_three_submissions_and_one_call_of_binds_where_pages_come() {
     let mut sequence = model.sequence();
     model.extend(&mut sequence, &some_tokens(40, 250));
     let (mut quiet, mut growing) = (0, 0);
+    let mut last = None;
     for token in 0..100 {
         let (pages, before) = (sequence.report().committed_bytes, now());
         model.extend(&mut sequence, &[token]);
@@ -83,6 +101,9 @@ fn a_step_is_three_submissions_and_one_call_of_binds_where_pages_come() {
             false => {
                 assert_eq!(submitted, 1 + PARTS, "token {token}: binds, and the pass");
                 growing += 1;
+                // Pages come for eight tokens at least.
+                let since = last.replace(token).map_or(8, |last| token - last);
+                assert!(since >= 8, "token {token}: {since} after the last");
             }
         }
     }

@@ -11,7 +11,8 @@ use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
-    BatchLimits, ComputeDevice, Executor, ExecutorError, LogitRows, Model, Scratch, Segment, Shown,
+    BatchLimits, ComputeDevice, Executor, ExecutorError, Likeliest, LogitRows, Model, Scratch,
+    Segment, Shown,
 };
 use serde::Deserialize;
 
@@ -96,7 +97,7 @@ impl OnDevice {
     }
 
     pub(crate) fn on(
-        device: &Vulkan,
+        device: &dyn ComputeDevice,
         path: &str,
         elements: KvElements,
         policy: KvPolicy,
@@ -167,6 +168,21 @@ impl OnDevice {
         let mut segments: Vec<Segment<'_>> = segments.collect();
         let passed = self.executor.forward(&self.cpu.0, &mut segments);
         passed.expect("valid tokens").to_vec()
+    }
+
+    /// The likeliest token after each of `tokens`, found on the device in one pass.
+    pub(crate) fn likeliest(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<Likeliest> {
+        sequence.prepare(tokens.len()).expect("room");
+        let segment = Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::All,
+            images: &[],
+        };
+        let found = self.executor.likeliest(&self.cpu.0, &mut [segment]);
+        let found = found.expect("valid tokens").to_vec();
+        sequence.accept(tokens.len());
+        found
     }
 
     pub(crate) fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {

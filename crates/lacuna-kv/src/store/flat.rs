@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use lacuna_kernels::{Run, Runs, View};
-use lacuna_pages::device::{Aliasing, Commitment};
+use lacuna_pages::device::{Aliasing, BatchCost, Commitment};
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PageRange, Pages, Pool, Request, Share, Source,
     VirtualPage,
@@ -46,6 +46,10 @@ enum Ahead {
     Mapped,
     LeftOut,
 }
+
+/// Tokens that have memory once some is mapped, where a call costs as much as many pages: one in so many tokens is enough
+/// to hide it, and what lies ahead is still little beside a prompt.
+const TOKENS_PER_CALL: usize = 8;
 
 /// The store of `sparse` and `dense`.
 #[derive(Debug)]
@@ -148,10 +152,40 @@ impl FlatStore {
         to_usize(self.pool.page_size().length())
     }
 
-    /// The bytes of each buffer that must be writable for `rows` and are not yet. A single row, which
+    /// The bytes of each buffer that are to be writable for `rows` and are not yet.
+    fn missing(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
+        match (self.pool.capabilities().batch_cost, ahead) {
+            (BatchCost::Call, Ahead::Mapped) => self.missing_of_many(rows),
+            _ => self.missing_of_some(rows, ahead),
+        }
+    }
+
+    /// Those of all buffers, for some tokens more than `rows` have, if any of them lacks memory for `rows`.
+    fn missing_of_many(&self, rows: &Range<usize>) -> Vec<(usize, Range<usize>)> {
+        let through = |extent: &Extent, end: usize| {
+            let start = extent.tiles.bytes_before(rows.start);
+            let end = extent.tiles.bytes_through(end);
+            start..end.min(to_usize(extent.buffer.reserved()))
+        };
+        let lack = |extent: &Extent| extent.lacks(&through(extent, rows.end));
+        if !self.extents.iter().any(lack) {
+            return Vec::new();
+        }
+        let end = rows.end + TOKENS_PER_CALL - 1;
+        let wanted = self
+            .extents
+            .iter()
+            .map(|extent| (extent, through(extent, end)));
+        let missing = wanted
+            .enumerate()
+            .filter(|(_, (extent, bytes))| extent.lacks(bytes));
+        missing.map(|(index, (_, bytes))| (index, bytes)).collect()
+    }
+
+    /// Those that must be, of each buffer. A single row, which
     /// is how decoding goes on, also brings the pages whose turn it is ahead of their need, but only
     /// so many more than usual when it has to catch up.
-    fn missing(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
+    fn missing_of_some(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
         let (page, count) = (self.page_bytes(), self.extents.len());
         let mut spare = match (ahead, rows.len()) {
             (Ahead::Mapped, 1) => {

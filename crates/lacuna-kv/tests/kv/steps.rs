@@ -1,7 +1,9 @@
 //! Sequences over real pages: contents, bytes and the number of device batches.
 
 use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy};
-use lacuna_pages::ByteLength;
+use lacuna_pages::device::BatchCost;
+use lacuna_pages::faults::{Completion, FaultyDevice};
+use lacuna_pages::{ByteLength, HostDevice, PageSize, Pool, PoolConfig};
 
 use crate::support::{
     GEOMETRY, LAYERS, PAGE, POLICIES, ROW_BYTES, assert_rows, cache, cpu, extend, pool, store,
@@ -80,15 +82,99 @@ fn pages_are_mapped_once_and_a_token_that_begins_a_page_maps_no_more_than_its_ne
 fn what_is_mapped_ahead_does_not_cost_a_token_its_place() {
     let cpu = cpu();
     let policy = KvPolicy::default();
-    let pool = pool(policy, Some(BUFFERS * 2 * PAGE));
-    let cache = KvCache::over(pool, GEOMETRY.clone(), policy).expect("a cache");
-    let mut sequence = cache.sequence(1000).expect("address space");
-    for _ in 0..2 * PAGE / ROW_BYTES {
-        extend(&cpu, &mut sequence, 1);
+    for cost in [BatchCost::Operations, BatchCost::Call] {
+        let pool = pool_where(cost, Some(BUFFERS * 2 * PAGE));
+        let cache = KvCache::over(pool, GEOMETRY.clone(), policy).expect("a cache");
+        let mut sequence = cache.sequence(1000).expect("address space");
+        for _ in 0..2 * PAGE / ROW_BYTES {
+            extend(&cpu, &mut sequence, 1);
+        }
+        assert_rows(&sequence);
+        let error = sequence.prepare(1).expect_err("every page is full");
+        assert!(matches!(error, KvError::Pages(_)), "{error}");
     }
-    assert_rows(&sequence);
-    let error = sequence.prepare(1).expect_err("every page is full");
-    assert!(matches!(error, KvError::Pages(_)), "{error}");
+}
+
+/// A pool of host pages whose calls cost what `cost` says.
+fn pool_where(cost: BatchCost, limit: Option<usize>) -> Pool {
+    let host = HostDevice::new().expect("a host device");
+    let (device, _) = FaultyDevice::new(host, Completion::Immediate);
+    let config = PoolConfig {
+        page_size: PageSize::new(PAGE as u64).expect("a page size"),
+        limit: limit.map(|limit| ByteLength::new(limit as u64)),
+        ..PoolConfig::default()
+    };
+    Pool::new(device.with_batch_cost(cost), config).expect("a pool")
+}
+
+#[test]
+fn where_a_call_costs_more_than_its_pages_there_is_one_in_eight_tokens_at_most() {
+    let cpu = cpu();
+    for policy in ["sparse", "sparse:interleaved=1", "sparse:interleaved=3"] {
+        let mut calls = Vec::new();
+        for cost in [BatchCost::Operations, BatchCost::Call] {
+            let policy = policy.parse().expect("a policy");
+            let pool = pool_where(cost, None);
+            let cache = KvCache::over(pool.clone(), GEOMETRY.clone(), policy).expect("a cache");
+            let mut sequence = cache.sequence(600).expect("address space");
+            extend(&cpu, &mut sequence, 21);
+            let (mut grown, mut last): (usize, Option<usize>) = (0, None);
+            for token in 0..400 {
+                let before = cache.ledger().counts.batches;
+                extend(&cpu, &mut sequence, 1);
+                let batches = cache.ledger().counts.batches - before;
+                assert!(batches <= 1, "one call for all buffers");
+                if batches > 0 {
+                    grown += 1;
+                    if let (BatchCost::Call, Some(last)) = (cost, last) {
+                        assert!(token - last >= 8, "{policy}: tokens {last} and {token}");
+                    }
+                    last = Some(token);
+                }
+            }
+            calls.push(grown);
+            assert_rows(&sequence);
+            // What lies ahead is in the books like everything else, and goes with the rest.
+            let report = sequence.report();
+            assert_eq!(
+                cache.ledger().committed.get(),
+                report.committed_bytes as u64
+            );
+            let ahead = report.committed_bytes - sequence.len() * GEOMETRY.bytes_per_token();
+            assert!(ahead < BUFFERS * PAGE + 8 * GEOMETRY.bytes_per_token());
+            let mut fork = sequence.fork().expect("memory");
+            extend(&cpu, &mut fork, 9);
+            assert_rows(&fork);
+            sequence.truncate(100).expect("pages go back");
+            extend(&cpu, &mut sequence, 30);
+            assert_rows(&sequence);
+            drop((sequence, fork));
+            pool.verify([]).expect("the books are right");
+            pool.trim();
+            assert_eq!(cache.ledger().committed, ByteLength::ZERO);
+        }
+        assert!(calls[1] <= calls[0], "{policy}: {calls:?}");
+    }
+}
+
+/// Tokens of more than half a page, as layers have that lie side by side.
+#[test]
+fn tokens_of_nearly_a_page_would_need_a_call_each() {
+    let geometry = Geometry::uniform(24, 2, 12, GEOMETRY.elements());
+    let policy = "sparse:interleaved=24".parse().expect("a policy");
+    let calls = |cost| {
+        let cache = KvCache::over(pool_where(cost, None), geometry.clone(), policy);
+        let cache = cache.expect("a cache");
+        let mut sequence = cache.sequence(600).expect("address space");
+        for _ in 0..400 {
+            sequence.prepare(1).expect("room");
+            sequence.accept(1);
+        }
+        cache.ledger().counts.batches
+    };
+    let (each, few) = (calls(BatchCost::Operations), calls(BatchCost::Call));
+    assert!(each > 200, "{each}");
+    assert!(few <= 400 / 8, "{few}");
 }
 
 #[test]

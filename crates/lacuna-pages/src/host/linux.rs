@@ -54,8 +54,9 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use super::{HostConfig, HugePages};
 use crate::device::{
-    Access, Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
-    FenceState, FilePart, HeapId, Hole, HostView, Operation, Ordering, Patience, Place, SpaceId,
+    Access, Address, Aliasing, BatchCost, BatchError, Capabilities, Commitment, Device,
+    DeviceError, Fence, FenceState, FilePart, HeapId, Hole, HostView, Operation, Ordering,
+    Patience, Place, SpaceId,
 };
 use crate::guard::{self, Guard};
 use crate::units::{ByteLength, PageSize};
@@ -175,6 +176,7 @@ impl HostDevice {
             hole: Hole::Fault,
             ordering: Ordering::Immediate,
             commitment: Commitment::PerPage,
+            batch_cost: BatchCost::Operations,
             mapping_limit: Some(max_map_count() / 100 * u64::from(config.mapping_share_percent)),
         };
         let mut device = Self {

@@ -160,7 +160,13 @@ impl Pool {
         self.lock().ledger()
     }
 
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    /// Whether the device is gone, and with it what all pages held: open another, and a pool on it.
+    pub fn is_lost(&self) -> bool {
+        self.lock().device.is_lost()
+    }
+
+    /// Whether `other` is a handle to the same pool.
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 

@@ -31,6 +31,7 @@ use ash::vk;
 
 use super::driver::Driver;
 use super::frames::Window;
+use super::kernel_cache::KernelCache;
 use super::memory::DeviceMemory;
 use super::objects::Staging;
 use super::queue::VulkanQueue;
@@ -172,6 +173,7 @@ impl Drop for ComputeKernel {
 pub struct Compute {
     shared: Arc<Shared>,
     objects: Objects,
+    kernels: Option<KernelCache>,
 }
 
 /// What the one pass that may be in flight takes.
@@ -306,6 +308,7 @@ impl VulkanQueue {
         Ok(Compute {
             shared: Arc::clone(&self.shared),
             objects,
+            kernels: None,
         })
     }
 }
@@ -335,7 +338,24 @@ impl Compute {
         }
     }
 
-    /// Compiles a kernel for the device: some milliseconds.
+    /// From now on looks kernels up in `cache` before they are compiled, and puts them there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for one of another device.
+    pub fn keep_kernels_in(&mut self, cache: KernelCache) -> Result<(), DeviceError> {
+        if !cache.is_of(&self.objects.driver) {
+            return Err(invalid("keep kernels in a cache of another device"));
+        }
+        self.kernels = Some(cache);
+        Ok(())
+    }
+
+    /// Where kernels are kept, if they are.
+    pub fn kernel_cache(&self) -> Option<&KernelCache> {
+        self.kernels.as_ref()
+    }
+
+    /// Compiles a kernel for the device, unless it is kept: some milliseconds.
     ///
     /// # Errors
     /// What the driver refuses.
@@ -363,7 +383,8 @@ impl Compute {
         let info = vk::ComputePipelineCreateInfo::default()
             .stage(stage)
             .layout(self.objects.layout.pipeline);
-        let cache = vk::PipelineCache::null();
+        let cache = self.kernels.as_ref().map(KernelCache::handle);
+        let cache = cache.unwrap_or_default();
         // SAFETY: V1, V5 and C1; the module is not needed once the pipeline is made.
         let made = unsafe {
             let made = driver.device.create_compute_pipelines(cache, &[info], None);

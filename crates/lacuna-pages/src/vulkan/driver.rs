@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ash::vk;
 
 use super::NAME;
-use super::open::{Candidate, Families, Limits, OpenInstance, PageTable, choose};
+use super::open::{Candidate, DriverIdentity, Families, Limits, OpenInstance, PageTable, choose};
 use crate::device::{DeviceError, Fence, FenceState, Patience};
 use crate::units::ByteLength;
 
@@ -35,6 +35,7 @@ use crate::units::ByteLength;
 pub(super) struct Driver {
     pub(super) device: ash::Device,
     pub(super) limits: Limits,
+    pub(super) identity: DriverIdentity,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
     pub(super) compute_family: u32,
     /// What of the device's page table is used.
@@ -116,6 +117,7 @@ impl Driver {
         let driver = Arc::new(Self {
             device,
             limits: chosen.limits.clone(),
+            identity: chosen.identity,
             memory,
             compute_family: families.compute,
             pages,

@@ -55,6 +55,7 @@ mod bindings;
 mod compute;
 mod driver;
 mod frames;
+mod kernel_cache;
 mod kernels;
 mod memory;
 mod objects;
@@ -71,13 +72,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ash::vk;
 
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
+pub use kernel_cache::KernelCache;
 pub use memory::{DeviceMemory, MemoryUse};
-pub use open::PageTable;
+pub use open::{DriverIdentity, PageTable};
 pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
-    Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState, HeapId,
-    Hole, HostView, Operation, Ordering, Patience, SpaceId,
+    Aliasing, BatchCost, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
+    FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
 use driver::Driver;
@@ -155,6 +157,7 @@ impl VulkanDevice {
                 PageTable::Unused => Commitment::WithReservation,
                 PageTable::Unshared | PageTable::Shared => Commitment::PerHeap,
             },
+            batch_cost: BatchCost::Call,
             mapping_limit: mapping_limit(driver.kind),
         };
         Ok(Self {
@@ -176,6 +179,11 @@ impl VulkanDevice {
     /// What the driver calls the device.
     pub fn driver_name(&self) -> &str {
         self.shared.driver.name()
+    }
+
+    /// Whose kernels are compiled here.
+    pub fn driver_identity(&self) -> DriverIdentity {
+        self.shared.driver.identity
     }
 
     /// The most threads of a workgroup of kernels, and the most bytes that they share.
@@ -225,6 +233,10 @@ unsafe impl Device for VulkanDevice {
     fn host_view(&self, space: SpaceId) -> Option<HostView> {
         self.shared.lock().space(space).ok()?;
         Some(HostView::Copies(Arc::new(self.queue())))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.shared.driver.check_alive().is_err()
     }
 }
 

@@ -33,6 +33,22 @@ pub(super) struct Candidate {
     /// What each queue family can do.
     pub(super) families: Vec<vk::QueueFlags>,
     pub(super) limits: Limits,
+    pub(super) identity: DriverIdentity,
+}
+
+/// Whose kernels are compiled: those of one device and driver are no use to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverIdentity {
+    /// The maker's number.
+    pub vendor: u32,
+    /// The number of the model among the maker's.
+    pub device: u32,
+    /// The driver's version, as its maker counts.
+    pub driver_version: u32,
+    /// The build of the driver.
+    pub driver: [u8; 16],
+    /// What kernels are compiled for by it.
+    pub kernels: [u8; 16],
 }
 
 /// The bounds within which a device works, in bytes where not said otherwise.
@@ -147,10 +163,12 @@ impl OpenInstance {
             timeline_semaphore: false,
             families: Vec::new(),
             limits: Limits::default(),
+            identity: DriverIdentity::default(),
         };
         if basic.api_version >= vk::API_VERSION_1_2 {
             self.describe_features(device, &mut candidate);
             candidate.limits = self.limits(device, &basic);
+            candidate.identity = self.identity(device, &basic);
         }
         candidate
     }
@@ -210,6 +228,28 @@ impl OpenInstance {
             },
             integer_dot: knows_third && self.has_integer_dot(device),
             fast_integer_dot: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
+        }
+    }
+
+    /// Of a device that knows version 1.1.
+    fn identity(
+        &self,
+        device: vk::PhysicalDevice,
+        basic: &vk::PhysicalDeviceProperties,
+    ) -> DriverIdentity {
+        let mut ids = vk::PhysicalDeviceIDProperties::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut ids);
+        // SAFETY: O2; the device knows the version that the structure belongs to.
+        unsafe {
+            self.instance
+                .get_physical_device_properties2(device, &mut properties);
+        }
+        DriverIdentity {
+            vendor: basic.vendor_id,
+            device: basic.device_id,
+            driver_version: basic.driver_version,
+            driver: ids.driver_uuid,
+            kernels: basic.pipeline_cache_uuid,
         }
     }
 
@@ -321,6 +361,7 @@ mod tests {
             timeline_semaphore: true,
             families: vec![vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING],
             limits: Limits::default(),
+            identity: DriverIdentity::default(),
         }
     }
 

@@ -25,6 +25,9 @@ thread_local! {
     /// Bindings of descriptor sets that were written, and kernels that were bound.
     static WRITTEN: Cell<u32> = const { Cell::new(0) };
     static BOUND: Cell<u32> = const { Cell::new(0) };
+    /// The cache of kernels that was made last, the bytes it began with, and that which a kernel was compiled with.
+    static CACHE: Cell<(vk::PipelineCache, usize)> = const { Cell::new((vk::PipelineCache::null(), 0)) };
+    static COMPILED_WITH: Cell<vk::PipelineCache> = const { Cell::new(vk::PipelineCache::null()) };
 }
 
 #[derive(Clone, Copy)]
@@ -35,6 +38,8 @@ struct Real {
     allocate: vk::PFN_vkAllocateMemory,
     update_sets: vk::PFN_vkUpdateDescriptorSets,
     bind_pipeline: vk::PFN_vkCmdBindPipeline,
+    create_cache: vk::PFN_vkCreatePipelineCache,
+    compile: vk::PFN_vkCreateComputePipelines,
 }
 
 /// What the next call is to return instead of being made. A lost device stays lost.
@@ -121,6 +126,33 @@ unsafe extern "system" fn bind_pipeline(
     unsafe { (real().bind_pipeline)(commands, point, pipeline) }
 }
 
+unsafe extern "system" fn create_cache(
+    device: vk::Device,
+    info: *const vk::PipelineCacheCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    cache: *mut vk::PipelineCache,
+) -> vk::Result {
+    // SAFETY: the caller's arguments, passed on, and what the call has written.
+    unsafe {
+        let result = (real().create_cache)(device, info, allocator, cache);
+        CACHE.set((*cache, (*info).initial_data_size));
+        result
+    }
+}
+
+unsafe extern "system" fn compile(
+    device: vk::Device,
+    cache: vk::PipelineCache,
+    count: u32,
+    infos: *const vk::ComputePipelineCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    pipelines: *mut vk::Pipeline,
+) -> vk::Result {
+    COMPILED_WITH.set(cache);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { (real().compile)(device, cache, count, infos, allocator, pipelines) }
+}
+
 fn wrap(device: ash::Device) -> ash::Device {
     let mut functions = device.fp_v1_0().clone();
     REAL.set(Some(Real {
@@ -130,6 +162,8 @@ fn wrap(device: ash::Device) -> ash::Device {
         allocate: functions.allocate_memory,
         update_sets: functions.update_descriptor_sets,
         bind_pipeline: functions.cmd_bind_pipeline,
+        create_cache: functions.create_pipeline_cache,
+        compile: functions.create_compute_pipelines,
     }));
     functions.queue_bind_sparse = bind;
     functions.queue_submit = submit;
@@ -137,6 +171,8 @@ fn wrap(device: ash::Device) -> ash::Device {
     functions.allocate_memory = allocate;
     functions.update_descriptor_sets = update_sets;
     functions.cmd_bind_pipeline = bind_pipeline;
+    functions.create_pipeline_cache = create_cache;
+    functions.create_compute_pipelines = compile;
     ash::Device::from_parts_1_3(
         device.handle(),
         functions,
@@ -345,6 +381,37 @@ fn a_pass_is_one_submission_and_takes_nothing_after_the_first() {
     assert_eq!(queue.memory_use().allocated, ByteLength::ZERO);
 }
 
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_device_lost_with_the_nth_pass_is_an_error_and_one_opened_again_computes() {
+    let input = [9; 256];
+    for passes in 0..3 {
+        let device = open();
+        let queue = device.queue();
+        let mut compute = queue.compute(256, 64).unwrap();
+        let kernel = checksum_kernel(&compute);
+        let memory = queue.memory(ByteLength::new(1024)).unwrap();
+        fail_after(passes, vk::Result::ERROR_DEVICE_LOST);
+        let mut pass = || sum_pass(&mut compute, &kernel, &memory, &input);
+        for _ in 0..passes {
+            assert_eq!(pass(), Ok(checksum(&input)));
+        }
+        assert!(!device.is_lost());
+        assert_eq!(pass(), Err(DeviceError::Lost));
+        FAILING.set(None);
+        assert!(device.is_lost());
+        assert_eq!(pass(), Err(DeviceError::Lost), "it stays lost");
+        let (again, before) = (open(), queue);
+        drop((compute, kernel, memory, device, before));
+        let queue = again.queue();
+        let mut compute = queue.compute(256, 64).unwrap();
+        let kernel = checksum_kernel(&compute);
+        let memory = queue.memory(ByteLength::new(1024)).unwrap();
+        let found = sum_pass(&mut compute, &kernel, &memory, &input);
+        assert_eq!(found, Ok(checksum(&input)));
+    }
+}
+
 /// What `act` has written of descriptor sets.
 fn written<T>(act: impl FnOnce() -> T) -> (u32, T) {
     WRITTEN.set(0);
@@ -404,6 +471,37 @@ fn what_is_bound_is_not_bound_again() {
     let mut found = [0; 4];
     compute.output(&mut found).unwrap();
     assert_eq!(u32::from_le_bytes(found), checksum(&input[..128]));
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn kernels_are_compiled_with_the_cache_that_they_are_kept_in() {
+    let input = [7; 256];
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let queue = open().queue();
+        let mut compute = queue.compute(256, 64).unwrap();
+        checksum_kernel(&compute);
+        assert_eq!(
+            COMPILED_WITH.get(),
+            vk::PipelineCache::null(),
+            "none is asked for"
+        );
+        // SAFETY: P1: none the first time, and then what the same device gave.
+        let cache = unsafe { queue.kernel_cache(&kept) }.unwrap();
+        compute.keep_kernels_in(cache).unwrap();
+        let kernel = checksum_kernel(&compute);
+        assert_eq!(CACHE.get(), (COMPILED_WITH.get(), kept.len()));
+        let memory = queue.memory(ByteLength::new(1024)).unwrap();
+        let found = sum_pass(&mut compute, &kernel, &memory, &input);
+        assert_eq!(found, Ok(checksum(&input)));
+        kept = compute.kernel_cache().unwrap().bytes().unwrap();
+        assert!(!kept.is_empty());
+        // SAFETY: P1.
+        let foreign = unsafe { open().queue().kernel_cache(&[]) }.unwrap();
+        let refused = compute.keep_kernels_in(foreign).err();
+        assert!(matches!(refused, Some(DeviceError::Invalid { .. })));
+    }
 }
 
 /// The clock of a pass that never ran was waited for without end.

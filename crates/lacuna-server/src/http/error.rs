@@ -387,6 +387,7 @@ impl From<Failure> for ApiError {
             Failure::Unread => Self::new(StatusCode::REQUEST_TIMEOUT, "unread", message),
             Failure::OutOfMemory(_) => Self::unavailable("out_of_memory", message),
             Failure::LostFile(lost) => (&lost).into(),
+            Failure::DeviceLost | Failure::NoDevice(_) => Self::unavailable("device_lost", message),
             Failure::ShuttingDown => Self::unavailable("shutting_down", message),
             Failure::NotFinite(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,

@@ -12,6 +12,7 @@ use super::model::logits_after;
 use super::{CONTEXT, Tally, below};
 use crate::logprobs;
 use crate::request::{Limits, Request};
+use crate::runner::Row;
 use crate::sampler::Sampling;
 use crate::scheduler::{Waiting, Workspace};
 use crate::stream::{Event, Failure, FinishReason, PromptToken, Stream};
@@ -160,7 +161,7 @@ impl Spec {
             loop {
                 assert!(choice.tokens.len() <= CONTEXT, "beyond the context");
                 logits_after(&choice.tokens, model.tokenizer(), &mut logits);
-                let sampled = choice.sample(&logits, None, &mut workspace);
+                let sampled = choice.sample(Row::Logits(&logits), None, &mut workspace);
                 let token = sampled.expect("no constraint").token;
                 let (text, reason) = match choice.advance(token, model.tokenizer()) {
                     Ok(Outcome::Continues(text)) => (text, None),

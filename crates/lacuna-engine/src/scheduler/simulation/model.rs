@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use lacuna_kernels::{Cpu, CpuConfig, State};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
-use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Place, Segment};
+use lacuna_models::{BatchLimits, ForwardError, Likeliest, LogitRows, Model, Place, Segment};
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
 use super::CONTEXT;
 use crate::error::EngineError;
-use crate::runner::{ModelRunner, Pass};
+use crate::row;
+use crate::runner::{ModelRunner, Pass, Rows};
 use crate::status::WeightMemory;
 use crate::system::FakeSystem;
 
@@ -26,6 +27,7 @@ pub(super) struct PseudoModel {
     cache: KvCache,
     limits: BatchLimits,
     logits: Vec<f32>,
+    likeliest: Vec<Likeliest>,
     breaks: Breaks,
     weights: Weights,
     /// The clock that passes move, and by how much for each token.
@@ -89,6 +91,7 @@ impl PseudoModel {
                 context_tokens: CONTEXT,
             },
             logits: Vec::new(),
+            likeliest: Vec::new(),
             breaks,
             weights: Weights::default(),
             clock: None,
@@ -304,7 +307,20 @@ impl ModelRunner for PseudoModel {
         assert!(rows <= self.limits.logit_rows, "{rows} rows in a step");
         Ok(Pass {
             features: &[],
-            logits: &self.logits,
+            rows: Rows::Logits(&self.logits, vocabulary),
+            tokenizer: self.model.tokenizer(),
+        })
+    }
+
+    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+        self.forward(segments)?;
+        let rows = self.logits.chunks_exact(self.vocabulary());
+        self.likeliest = rows
+            .map(|row| Likeliest::Token(row::likeliest(row)))
+            .collect();
+        Ok(Pass {
+            features: &[],
+            rows: Rows::Likeliest(&self.likeliest),
             tokenizer: self.model.tokenizer(),
         })
     }
