@@ -1,5 +1,7 @@
 //! The engine: a model, a processor, an arena and a pool of KV pages, stepped one batch at a time.
 
+mod on_device;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +16,10 @@ use lacuna_models::plan::{
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
-    BatchLimits, ColumnsError, ComputeDevice, Description, Executor, ExecutorError, ExecutorMemory,
-    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Outputs, Scratch, Segment,
+    BatchLimits, ColumnsError, ComputeDevice, Description, ExecutorError, ExecutorMemory,
+    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
 };
-use lacuna_pages::{ByteLength, DeviceError};
+use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
@@ -25,13 +27,14 @@ use crate::budget::{Had, KvDemand, Process, Reading};
 use crate::error::{EngineError, NotFinite};
 use crate::images;
 use crate::row;
-use crate::runner::{Pass, Row, Rows, Wanted, token_of};
+use crate::runner::{Pass, Row, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
 use crate::status::{ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
 use crate::transcript::{Outcome, Transcript};
+use on_device::{OnDevice, pass};
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -404,73 +407,6 @@ impl EngineConfig {
 
 /// A token, and what it made of the text.
 pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
-
-/// A model on a device.
-struct OnDevice {
-    device: Arc<dyn ComputeDevice>,
-    /// None while the device is opened again.
-    executor: Option<Box<dyn Executor>>,
-    /// Whose sequences it computes, and how these are held.
-    cache: KvCache,
-    policy: KvPolicy,
-    /// Whether a pass has found that it is gone.
-    is_lost: bool,
-}
-
-impl OnDevice {
-    /// A pass of `segments`, whose rows have to be on this device and not on one that was lost before.
-    fn pass(
-        &mut self,
-        (cpu, width): (&Cpu, usize),
-        segments: &mut [Segment<'_>],
-        wanted: Wanted,
-    ) -> Result<Rows<'_>, ForwardError> {
-        let mut sequences = segments.iter().map(|segment| &*segment.sequence);
-        let here = sequences.all(|sequence| self.cache.owns(sequence));
-        let Some(executor) = self.executor.as_mut().filter(|_| here) else {
-            return Err(DeviceError::Lost.into());
-        };
-        let rows = match wanted {
-            Wanted::Logits => executor
-                .forward(cpu, segments)
-                .map(|logits| Rows::Logits(logits, width)),
-            Wanted::Likeliest => executor.likeliest(cpu, segments).map(Rows::Likeliest),
-        };
-        self.is_lost |= matches!(rows, Err(ForwardError::Device(DeviceError::Lost)));
-        rows
-    }
-
-    /// Where its bytes are, KV rows aside.
-    fn memory(&self) -> ExecutorMemory {
-        let executor = self.executor.as_ref();
-        executor.map_or(ExecutorMemory::default(), |executor| executor.memory())
-    }
-
-    /// Whether it is gone, as a pass or a change of pages has found.
-    fn is_lost(&self) -> bool {
-        self.is_lost || self.executor.is_none() || self.cache.pool().is_lost()
-    }
-}
-
-/// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds likeliest tokens itself.
-/// Returns rows, and features.
-fn pass<'a>(
-    model: &Model,
-    cpu: &Cpu,
-    (executor, scratch): (&'a mut Option<OnDevice>, &'a mut Scratch),
-    segments: &mut [Segment<'_>],
-    wanted: Wanted,
-) -> Result<(Rows<'a>, &'a [f32]), ForwardError> {
-    let width = model.spec().vocabulary;
-    match executor {
-        None => {
-            let Outputs { logits, features } =
-                model.forward_with_features(cpu, segments, scratch)?;
-            Ok((Rows::Logits(logits, width), features))
-        }
-        Some(on) => Ok((on.pass((cpu, width), segments, wanted)?, &[])),
-    }
-}
 
 /// The token that `sampler` takes from a row, which is not one of `barred`.
 ///
@@ -1082,51 +1018,6 @@ impl Engine {
     pub fn device(&self) -> Option<(&str, ExecutorMemory)> {
         let on = self.executor.as_ref()?;
         Some((on.device.name(), on.memory()))
-    }
-
-    /// Whether the device that computes is gone. Sessions with rows on it fail from then on.
-    #[must_use]
-    pub fn has_lost_device(&self) -> bool {
-        self.executor.as_ref().is_some_and(OnDevice::is_lost)
-    }
-
-    /// Opens the device again that computes and was lost, with an empty KV cache. What its memory held goes with the last
-    /// session that has rows there. Nothing is computed before [`Engine::reload_on_device`].
-    ///
-    /// # Errors
-    /// [`EngineError::Executor`] where it cannot be opened.
-    pub(crate) fn reopen_device(&mut self) -> Result<(), EngineError> {
-        let Some(on) = &mut self.executor else {
-            return Ok(());
-        };
-        // Before the device is opened again, which may have no room for two.
-        on.executor = None;
-        let device = on.device.reopened()?;
-        let cache = device.kv_cache(self.cache.geometry().clone(), on.policy)?;
-        cache.set_limit(ByteLength::new(self.kv_limit))?;
-        self.system = Box::new(Host {
-            process: self.process,
-            cache: cache.clone(),
-            model: Arc::clone(&self.model),
-        });
-        (on.device, on.cache) = (device, cache.clone());
-        self.cache = cache;
-        Ok(())
-    }
-
-    /// Brings the model to the device that was opened again.
-    ///
-    /// # Errors
-    /// [`EngineError::Executor`] where it does not take it.
-    pub(crate) fn reload_on_device(&mut self) -> Result<(), EngineError> {
-        if let Some(on) = &mut self.executor {
-            let model = Arc::clone(&self.model);
-            let made = on
-                .device
-                .executor(model, on.cache.geometry(), &self.plan.arena)?;
-            (on.executor, on.is_lost) = (Some(made), false);
-        }
-        Ok(())
     }
 
     /// The pool its sessions' rows come from.
