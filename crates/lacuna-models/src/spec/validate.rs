@@ -189,6 +189,13 @@ impl ModelSpec {
                     limit: self.layers.len().saturating_sub(1),
                 });
             }
+            let taps = rows.deepstack.iter().flatten();
+            if taps.filter(|other| other.layer == tap.layer).count() > 1 {
+                return Err(ConfigError::Unsupported {
+                    feature: format!("layer {} as two parts of an image's rows", tap.layer),
+                    supported: "each layer once is",
+                });
+            }
         }
         if let LearnedPlaces::Between { per_side } = patches.places {
             in_range("learned places of a side", per_side, Patches::MOST_PER_SIDE)?;

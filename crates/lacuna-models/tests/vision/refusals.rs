@@ -300,6 +300,56 @@ fn numbers_that_no_encoder_of_tiles_has_are_refused() {
 }
 
 #[test]
+fn what_no_encoder_of_qwen_computes_is_refused() {
+    for (model, name, value, says) in [
+        ("qwen2-vl", "hidden_act", json!("silu"), "silu"),
+        ("qwen2-vl", "mlp_ratio", json!(0), "feed_forward"),
+        ("qwen2-vl", "num_heads", json!(0), "heads"),
+        ("qwen3-vl", "temporal_patch_size", json!(1), "two frames"),
+        ("qwen3-vl", "in_channels", json!(1), "three channels"),
+        (
+            "qwen3-vl",
+            "spatial_merge_size",
+            json!(0),
+            "square of patches",
+        ),
+        (
+            "qwen3-vl",
+            "deepstack_visual_indexes",
+            json!([0, 1, 2, 3, 4, 5, 6, 7, 8]),
+            "parts of images' rows",
+        ),
+        ("qwen3-vl", "deepstack_visual_indexes", json!([4]), "layer"),
+        // The second part would be whatever memory had.
+        (
+            "qwen3-vl",
+            "deepstack_visual_indexes",
+            json!([2, 2]),
+            "layer 2 as two parts",
+        ),
+        (
+            "qwen2.5-vl",
+            "fullatt_block_indexes",
+            json!([1]),
+            "4 layers of which [1]",
+        ),
+        (
+            "qwen2.5-vl",
+            "fullatt_block_indexes",
+            json!([0, 3]),
+            "4 layers of which [0, 3]",
+        ),
+    ] {
+        let path = ["vision_config", name];
+        let refused = changed(model, "config.json", &path, value.clone()).expect_err(says);
+        assert!(refused.contains(says), "{name} {value}: {refused}");
+    }
+    // No layer that sees all of an image is one rule too.
+    let path = ["vision_config", "fullatt_block_indexes"];
+    changed("qwen2.5-vl", "config.json", &path, json!([])).expect("windows alone");
+}
+
+#[test]
 fn folders_with_other_encoders_and_rows_of_other_layers_are_refused() {
     for (path, value, says) in [
         (
