@@ -743,12 +743,6 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
-        // SAFETY: 1.
-        unsafe { _mm512_dpbusd_epi32(sum, weights, activations) }
-    }
-
-    #[inline(always)]
     fn dot_end(self, sum: __m512i, scale: __m512, activation_scale: __m512, acc: __m512) -> __m512 {
         // SAFETY: 1.
         unsafe {

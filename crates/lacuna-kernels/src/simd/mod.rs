@@ -473,8 +473,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             self.u_load(&lanes)
         })
     }
-    /// Adds to each lane the product of four weights and four signed bytes.
-    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
+    /// Adds to each lane the product of four weights and four signed bytes. On most levels weights are prepared for the same
+    /// instruction as bytes without a sign.
+    #[inline(always)]
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
+        self.dot_unsigned(sum, weights, activations)
+    }
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
     #[inline(always)]
     fn dot_end(

@@ -827,11 +827,6 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
-        self.dot_unsigned(sum, weights, activations)
-    }
-
-    #[inline(always)]
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe {

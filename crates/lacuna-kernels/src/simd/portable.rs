@@ -326,11 +326,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot4(self, sum: U, weights: U, activations: U) -> U {
-        self.dot_unsigned(sum, weights, activations)
-    }
-
-    #[inline(always)]
     fn prefetch_line(self, _address: *const u8) {}
 
     #[inline(always)]
