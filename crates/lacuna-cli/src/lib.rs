@@ -4,6 +4,7 @@
 
 mod arguments;
 mod bytes;
+mod folders;
 pub mod markdown;
 mod open;
 pub mod output;
@@ -14,6 +15,7 @@ pub use arguments::{
     SpeculationArgs, cache_key,
 };
 pub use bytes::{ByteCount, NotBytes};
+pub use folders::user_folder;
 pub use open::{
     Bars, open, open_draft, open_files, open_to_run, open_to_run_files, record_experts,
     served_name, warn_of_context,

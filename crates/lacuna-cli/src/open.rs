@@ -86,7 +86,9 @@ impl DeviceArgs {
             #[cfg(feature = "vulkan")]
             DeviceName::Vulkan => {
                 let device = lacuna_gpu::Vulkan::open().context("cannot use --device vulkan")?;
-                let device = match kernel_folder() {
+                // Where programs keep what they can make again.
+                let folder = crate::user_folder("XDG_CACHE_HOME", ".cache", "lacuna/kernels");
+                let device = match folder {
                     Some(folder) => device.keeping_kernels_in(folder),
                     None => device,
                 };
@@ -95,18 +97,6 @@ impl DeviceArgs {
             }
         }
     }
-}
-
-/// Where programs keep what they can make again.
-#[cfg(feature = "vulkan")]
-fn kernel_folder() -> Option<std::path::PathBuf> {
-    use std::path::PathBuf;
-
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let home = || from("HOME").or_else(|| from("USERPROFILE"));
-    let cache = from("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| home().map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(cache.join("lacuna/kernels"))
 }
 
 /// The draft model that was named, ready to guess for a model that runs as `config` says. Before that model is opened, so

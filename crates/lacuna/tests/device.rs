@@ -14,6 +14,8 @@ use served::Served;
 fn lacuna(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lacuna"))
         .args(args)
+        // What is kept is not among what its user keeps.
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .output()
         .expect("the program starts")
 }
@@ -70,6 +72,29 @@ fn it_writes_what_the_processor_writes() {
     assert!(bytes("weight_bytes") > 2_000_000, "{memory}");
     assert!(bytes("activation_bytes") > 0, "{memory}");
     assert!(processor["memory"]["device"].is_null());
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn what_a_driver_makes_of_kernels_is_kept_in_the_cache_folder() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let run = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(run(&["--device", "vulkan"]))
+            .env("XDG_CACHE_HOME", cache.path())
+            .output()
+            .expect("the program starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        let folder = std::fs::read_dir(cache.path().join("lacuna/kernels"));
+        let names = folder
+            .expect("it was made")
+            .map(|entry| entry.expect("an entry").file_name());
+        names.collect::<Vec<_>>()
+    };
+    let names = run();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(run(), names, "it is found, and nothing is left beside it");
 }
 
 #[test]

@@ -161,16 +161,8 @@ impl SessionFolder {
 
 /// Where programs keep what they would lose nothing but time or talk without.
 fn usual_folder() -> Result<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let state = match (
-        from("XDG_STATE_HOME"),
-        from("HOME").or_else(|| from("USERPROFILE")),
-    ) {
-        (Some(state), _) => PathBuf::from(state),
-        (None, Some(home)) => PathBuf::from(home).join(".local/state"),
-        (None, None) => bail!("there is no home folder to keep sessions in; give --sessions DIR"),
-    };
-    Ok(state.join("lacuna/sessions"))
+    lacuna_cli::user_folder("XDG_STATE_HOME", ".local/state", "lacuna/sessions")
+        .context("there is no home folder to keep sessions in; give --sessions DIR")
 }
 
 pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
