@@ -196,9 +196,9 @@ fn a_trained_model_needs_as_many_neurons_as_its_activations_are_not_zero() {
     let columns = tempfile::tempdir().expect("a folder");
     let path = demo.join("lacuna-demo-sparse-q8_0.gguf");
     let subject = Subject::with_tokens(&path, columns.path(), |_| tokens).expect("it has neurons");
-    let all = subject.weights.neurons.iter().map(|it| it.layout.cols());
-    let all: usize = all.sum();
-    let half = subject.with_slots(all / blocks.len() / 2);
+    let all = subject.plan(None).neurons.expect("there are neurons");
+    assert_eq!(all.layers, blocks.len());
+    let half = subject.with_slots(all.neurons / 2);
     let mut runner = runner(subject.load(half, None), 2);
     let (whole, one_by_one) = subject.expected.split_at(subject.expected.len() / 2);
     assert!(runner.logits(&subject.tokens) == whole);
@@ -211,12 +211,19 @@ fn a_trained_model_needs_as_many_neurons_as_its_activations_are_not_zero() {
     assert!(logits == one_by_one);
     let reads = runner.model.neuron_reads().expect("they are read");
     let reads = reads.since(before);
-    assert_eq!(reads.all, (subject.tokens.len() * all) as u64);
+    let passes = subject.tokens.len();
+    assert_eq!(reads.all, (passes * all.layers * all.neurons) as u64);
     // Activations are rounded to 8 bits here and not there, which moves some across zero.
     let share = reads.active_share().expect("passes ran");
     let expected = blocks.iter().sum::<f64>() / blocks.len() as f64;
-    println!("{share} of neurons for {expected}, {:?} found", reads.hit_rate());
-    assert!((share / expected - 1.0).abs() < 0.02, "{share} for {expected}");
+    println!(
+        "{share} of neurons for {expected}, {:?} found",
+        reads.hit_rate()
+    );
+    assert!(
+        (share / expected - 1.0).abs() < 0.02,
+        "{share} for {expected}"
+    );
 }
 
 #[test]
