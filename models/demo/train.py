@@ -323,6 +323,8 @@ def main():
     parser.add_argument("--penalty", type=float, default=0.0, help="weight of the sibling's activations in its loss")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     arguments = parser.parse_args()
+    if arguments.penalty and not arguments.sparse:
+        parser.error("--penalty is for --sparse: the demo's activations are never zero")
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     if arguments.device != "cpu":
