@@ -221,7 +221,7 @@ fn a_trained_model_needs_as_many_neurons_as_its_activations_are_not_zero() {
         reads.hit_rate()
     );
     assert!(
-        (share / expected - 1.0).abs() < 0.02,
+        (share / expected - 1.0).abs() < 0.01,
         "{share} for {expected}"
     );
 }
