@@ -7,7 +7,7 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::LogitRows;
 
-use crate::support::{BOUND, OnDevice, OnProcessor, expected, reference, relative_l2, some_tokens};
+use crate::support::{OnDevice, OnProcessor, bound, expected, reference, relative_l2, some_tokens};
 
 /// Fixtures that are refused, and what for.
 const REFUSED: [(&str, &str); 0] = [];
@@ -55,7 +55,7 @@ fn compared(device: &Vulkan, family: &str, path: &str) -> Result<String, String>
             let found = model.logits(&tokens);
             let wanted = OnProcessor::open(path, ElementType::F32).logits(&tokens);
             let apart = relative_l2(&found, &wanted);
-            match apart <= BOUND {
+            match apart <= bound(&model.model) {
                 true => Ok(format!("{apart:.2e}")),
                 false => Err(format!("{apart:.2e} from the processor")),
             }

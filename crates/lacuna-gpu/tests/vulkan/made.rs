@@ -8,7 +8,7 @@ use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::synth::{self, Given, Shape};
 use lacuna_pages::ByteLength;
 
-use crate::support::{BOUND, OnDevice, OnProcessor, relative_l2, some_tokens};
+use crate::support::{BOUND, OnDevice, OnProcessor, bound_of, relative_l2, some_tokens};
 
 /// Weights that are multiplied with.
 const TYPES: [DType; 14] = [
@@ -80,7 +80,8 @@ fn check(dtype: DType, mut apart: Vec<f64>) {
     apart.sort_by(f64::total_cmp);
     let (half, most) = (apart[apart.len() / 2], apart[apart.len() - 1]);
     println!("{dtype}: {half:.2e}, at most {most:.2e}");
-    assert!(half <= BOUND, "{dtype}: {half:e}");
+    let usual = bound_of(dtype.is_quantized());
+    assert!(half <= usual, "{dtype}: {half:e}");
     let bound = if dtype.is_quantized() { 3e-2 } else { BOUND };
     assert!(most <= bound, "{dtype}: {most:e}");
 }

@@ -3,14 +3,16 @@
 use lacuna_kernels::ElementType;
 use lacuna_text::template::Message;
 
-use crate::support::{BOUND, OnDevice, OnProcessor, expected, relative_l2, some_tokens};
+use crate::support::{BOUND, OnDevice, OnProcessor, bound, expected, relative_l2, some_tokens};
 
 fn compare(path: &str, element: ElementType, tokens: &[u32]) {
-    let found = OnDevice::open(path, element).logits(tokens);
+    let mut device = OnDevice::open(path, element);
+    let found = device.logits(tokens);
     let wanted = OnProcessor::open(path, element).logits(tokens);
     let apart = relative_l2(&found, &wanted);
     println!("{path}, {element}: {apart:.2e}");
-    assert!(apart <= BOUND, "{path}, {element}: {apart:e}");
+    let bound = bound(&device.model);
+    assert!(apart <= bound, "{path}, {element}: {apart:e}");
 }
 
 #[test]

@@ -3,27 +3,60 @@
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use lacuna_files::ModelFiles;
 use lacuna_gpu::{Vulkan, VulkanConfig};
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
+use lacuna_models::program::Op;
 use lacuna_models::{
     BatchLimits, ComputeDevice, Executor, ExecutorError, Likeliest, LogitRows, Model, Scratch,
     Segment, Shown,
 };
+use lacuna_pages::VulkanDevice;
 use serde::Deserialize;
 
 pub(crate) const CONTEXT: usize = 512;
 /// What the order of sums may make of logits, relative.
 pub(crate) const BOUND: f64 = 1e-3;
+/// What one activation may that lies just between two bytes, where weights are quantized, and is rounded the other way.
+const ROUNDED_BOUND: f64 = 3e-2;
 pub(crate) const BATCH: usize = 320;
 
 #[derive(Deserialize)]
 pub(crate) struct Expected {
     pub(crate) tokens: Vec<u32>,
+}
+
+/// What logits of a model may be apart from the processor's. The divisions and roots of a GPU may be off by some last places, where
+/// a software driver has the processor's.
+pub(crate) fn bound(model: &Model) -> f64 {
+    let program = model.program();
+    let mut ops = program.steps().iter().flat_map(|step| program.ops(step));
+    let is_quantized = ops.any(|op| match op {
+        Op::Product { outputs, .. } => outputs
+            .iter()
+            .any(|(matrix, _)| model.matrix(*matrix).matrix.dtype().is_quantized()),
+        Op::ExpertProduct { outputs, .. } => outputs.iter().any(|(experts, _)| {
+            let mut experts = model.experts(*experts);
+            experts.any(|expert| expert.matrix.dtype().is_quantized())
+        }),
+        _ => false,
+    });
+    bound_of(is_quantized)
+}
+
+pub(crate) fn bound_of(is_quantized: bool) -> f64 {
+    static IS_SOFTWARE: LazyLock<bool> = LazyLock::new(|| {
+        let device = VulkanDevice::open().expect("a device");
+        device.is_software()
+    });
+    match is_quantized && !*IS_SOFTWARE {
+        true => ROUNDED_BOUND,
+        false => BOUND,
+    }
 }
 
 pub(crate) fn reference() -> PathBuf {

@@ -130,6 +130,11 @@ impl VulkanDevice {
         Self::with_driver(Driver::open(pages)?)
     }
 
+    /// Whether the driver computes on the processor.
+    pub fn is_software(&self) -> bool {
+        self.shared.driver.kind == vk::PhysicalDeviceType::CPU
+    }
+
     /// What of the device's page table is used.
     pub fn page_table(&self) -> PageTable {
         self.shared.driver.pages
