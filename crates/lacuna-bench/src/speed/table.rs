@@ -99,6 +99,14 @@ fn neurons(out: &mut dyn Write, report: &Report, slots: &NeuronSlots) -> io::Res
             100.0 * asked.hit_rate.unwrap_or(0.0),
             asked.read_bytes_per_token / 1e6,
         )?;
+        if let (Some(recall), Some(precision)) = (asked.recall, asked.precision) {
+            writeln!(
+                out,
+                "    {:.1} % of needed ones foretold, {:.1} % of these needed",
+                100.0 * recall,
+                100.0 * precision,
+            )?;
+        }
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use lacuna_kernels::ColumnLayout;
 
 use super::residency::held;
+use crate::program::VectorId;
 
 /// A matrix that a pass multiplies with activations most of which are zero, and whose columns are in a file of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,19 @@ pub struct NeuronUse {
     pub(crate) matrix: usize,
     /// How its columns lie.
     pub(crate) layout: ColumnLayout,
+    /// What says beforehand which of them are needed, if anything does.
+    pub(crate) predictor: Option<PredictorUse>,
+}
+
+/// A predictor of a block's neurons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PredictorUse {
+    /// The norm whose output it is given.
+    pub(crate) norm: VectorId,
+    /// Elements of that.
+    pub(crate) width: usize,
+    /// Rows of its first matrix.
+    pub(crate) rank: usize,
 }
 
 impl NeuronUse {
@@ -42,7 +56,19 @@ impl NeuronUse {
 
     /// Memory that it takes without a slot: its scales, and where each neuron is.
     fn fixed_bytes(&self) -> u64 {
-        self.layout.scale_bytes() as u64 + self.neurons() as u64 * NEURON_BOOKS
+        let books = self.neurons() as u64 * NEURON_BOOKS;
+        self.layout.scale_bytes() as u64 + books + self.predictor_bytes()
+    }
+
+    /// Memory of its predictor: matrices of 2 bytes an element and a bias of 4, and, as if each had its own, what it
+    /// computes in and what it has named.
+    fn predictor_bytes(&self) -> u64 {
+        let Some(PredictorUse { width, rank, .. }) = self.predictor else {
+            return 0;
+        };
+        let (width, rank, neurons) = (width as u64, rank as u64, self.neurons() as u64);
+        let computing = PREDICTED_ROWS as u64 * 4 * (rank + neurons) + neurons;
+        2 * rank * (width + neurons) + 4 * neurons + computing
     }
 
     /// The most memory of the neurons that are read together.
@@ -56,6 +82,10 @@ const SLOT_BOOKS: u64 = 96;
 
 /// Books of a neuron: its slot, and whether a pass needs it.
 const NEURON_BOOKS: u64 = 16;
+
+/// Rows of a pass whose neurons are foretold, at most. Of more, all that one of them needs is most of what there is, and
+/// reading it takes less time than computing them.
+pub(crate) const PREDICTED_ROWS: usize = 8;
 
 /// The most bytes of neurons that lie side by side which are read as one.
 pub(crate) const RUN_BYTES: u64 = 256 << 10;
@@ -71,7 +101,8 @@ pub struct NeuronSlots {
     pub layers: usize,
     /// Memory of all slots.
     pub bytes: u64,
-    /// Memory beside slots: what is read goes through a ring, and scales stay.
+    /// Memory beside slots: what is read goes through a ring, what is foretold through another, and scales and
+    /// predictors stay.
     pub fixed_bytes: u64,
     /// Bytes of all neurons.
     pub neuron_bytes: u64,
@@ -90,7 +121,7 @@ impl NeuronSlots {
             layers: uses.len(),
             bytes: uses.iter().map(bytes).sum(),
             fixed_bytes: uses.iter().map(NeuronUse::fixed_bytes).sum::<u64>()
-                + Self::ring_bytes(uses),
+                + Self::ring_bytes(uses) * Self::rings(uses),
             neuron_bytes: uses.iter().map(all).sum(),
         })
     }
@@ -100,6 +131,11 @@ impl NeuronSlots {
     pub(crate) fn ring_bytes(uses: &[NeuronUse]) -> u64 {
         let sections = uses.iter().map(NeuronUse::section_bytes);
         2 * sections.max().unwrap_or(0) + held(RUN_BYTES)
+    }
+
+    /// Rings of that size: one for what is known to be needed, and one for what is foretold.
+    fn rings(uses: &[NeuronUse]) -> u64 {
+        1 + u64::from(uses.iter().any(|of| of.predictor.is_some()))
     }
 
     /// As many as `room` bytes hold.
@@ -171,6 +207,11 @@ impl NeuronLru {
     /// Begins a pass.
     pub(crate) fn begin(&mut self) {
         self.pass += 1;
+    }
+
+    /// Whether a neuron has a slot; nothing is used by asking.
+    pub(crate) fn holds(&self, neuron: u32) -> bool {
+        self.slots[neuron as usize].is_some()
     }
 
     /// The slot of a neuron that the pass uses.
@@ -268,6 +309,7 @@ mod tests {
             name: String::new(),
             matrix: 0,
             layout: ColumnLayout::new(DType::F16, 64, neurons).expect("whole groups"),
+            predictor: None,
         };
         let uses = [of(100), of(40)];
         let slots = |room| NeuronSlots::within(&uses, room).expect("there are neurons");
@@ -281,6 +323,17 @@ mod tests {
         assert_eq!(slots(0).fixed_bytes, slots(u64::MAX).fixed_bytes);
         assert_eq!(slots(0).neuron_bytes, 140 * 128);
         assert_eq!(NeuronSlots::within(&[], 1 << 30), None);
+        let mut foretold = uses.clone();
+        foretold[0].predictor = Some(PredictorUse {
+            norm: VectorId(7),
+            width: 48,
+            rank: 16,
+        });
+        let with = NeuronSlots::of(&foretold, 0).expect("there are neurons");
+        let weights = 2 * 16 * (48 + 100) + 4 * 100;
+        let computing = 8 * 4 * (16 + 100) + 100;
+        let more = with.fixed_bytes - slots(0).fixed_bytes;
+        assert_eq!(more, weights + computing + NeuronSlots::ring_bytes(&uses));
     }
 
     /// The same said plainly: neurons with the pass that used each last, that which was used last at the end.

@@ -144,6 +144,9 @@ struct Neurons {
     reads: NeuronReads,
     active_share: Option<f64>,
     hit_rate: Option<f64>,
+    /// How much of what was needed was foretold, and how much of that was needed.
+    recall: Option<f64>,
+    precision: Option<f64>,
 }
 
 /// Slots for experts, and what has been asked of them since the model was loaded.
@@ -493,6 +496,8 @@ fn weights(engine: &Engine) -> Weights {
             reads: status.reads,
             active_share: status.reads.active_share(),
             hit_rate: status.reads.hit_rate(),
+            recall: status.reads.recall(),
+            precision: status.reads.precision(),
         }),
     }
 }
@@ -558,6 +563,14 @@ fn summarise(report: &Report) -> Result<()> {
             100.0 * neurons.slots.share(),
             output::bytes(neurons.reads.read_bytes),
         );
+        if let (Some(recall), Some(precision)) = (neurons.recall, neurons.precision) {
+            tell!(
+                "predictors: {:.1} % of needed neurons foretold, {:.1} % of these needed; {} read in vain",
+                100.0 * recall,
+                100.0 * precision,
+                output::bytes(neurons.reads.wasted_bytes),
+            );
+        }
     }
     Ok(())
 }

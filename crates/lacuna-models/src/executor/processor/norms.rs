@@ -5,8 +5,30 @@ use crate::program::{Op, Rows, Slot, VectorId};
 use crate::spec::{Norm, NormKind};
 
 impl Pass<'_, '_> {
-    /// Runs a norm.
+    /// Runs a norm. What it leaves may say which neurons of a block are likely to be needed.
     pub(super) fn norm_op(&mut self, op: &Op) {
+        self.run_norm(op);
+        match *op {
+            Op::Norm {
+                weight: Some(weight),
+                output,
+                rows: Rows::Tokens,
+                groups: 1,
+                width,
+                ..
+            }
+            | Op::BiasedNorm {
+                weight,
+                output,
+                rows: Rows::Tokens,
+                width,
+                ..
+            } => self.foretell(weight, output, width),
+            _ => {}
+        }
+    }
+
+    fn run_norm(&mut self, op: &Op) {
         match *op {
             Op::Norm {
                 norm,

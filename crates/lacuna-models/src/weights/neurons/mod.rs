@@ -6,83 +6,35 @@
 //! section; then they get slots of those that were used longest ago. Sums have the order of the whole matrix's
 //! product, so results do not depend on any of it.
 //!
+//! Where there is a predictor of a block, what it names is asked for before that, while what makes the activations is
+//! computed (`ahead.rs`).
+//!
 //! What a read is still filling belongs to the reader. One that fails is an error of the pass, and the next pass asks
 //! anew.
+
+mod ahead;
+mod reads;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use lacuna_files::Tensors;
 use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Ring};
-use lacuna_kernels::ColumnLayout;
+use lacuna_files::{Tensor, Tensors};
+use lacuna_kernels::{ColumnLayout, Cpu};
 
+use self::ahead::Ahead;
 use super::columns::{columns_name, scales_name};
 use super::fetch::Files;
 use super::rows::Slot;
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
 use crate::plan::{NeuronLru, NeuronSlots, NeuronUse, RUN_BYTES};
-use crate::program::MatrixId;
+use crate::program::{MatrixId, VectorId};
 
-/// What has been asked of neurons since a model was loaded. A block's neuron counts once for a pass, however many of the
-/// pass's tokens need it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub struct NeuronReads {
-    /// Neurons that there are, for each pass.
-    pub all: u64,
-    /// Those of them that passes needed: whose activations were not zero.
-    pub needed: u64,
-    /// Those of these that had a slot.
-    pub found: u64,
-    /// Bytes of the file that were read for the others.
-    pub read_bytes: u64,
-}
-
-impl NeuronReads {
-    /// The part of neurons that passes needed; `None` before the first pass.
-    #[must_use]
-    pub fn active_share(&self) -> Option<f64> {
-        (self.all > 0).then(|| self.needed as f64 / self.all as f64)
-    }
-
-    /// The part of needed neurons that had a slot; `None` before the first is needed.
-    #[must_use]
-    pub fn hit_rate(&self) -> Option<f64> {
-        (self.needed > 0).then(|| self.found as f64 / self.needed as f64)
-    }
-
-    /// What came after `before`.
-    #[must_use]
-    pub fn since(&self, before: Self) -> Self {
-        Self {
-            all: self.all - before.all,
-            needed: self.needed - before.needed,
-            found: self.found - before.found,
-            read_bytes: self.read_bytes - before.read_bytes,
-        }
-    }
-}
-
-/// The same while passes go on.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    all: AtomicU64,
-    needed: AtomicU64,
-    found: AtomicU64,
-    read_bytes: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn now(&self) -> NeuronReads {
-        NeuronReads {
-            all: self.all.load(Ordering::Relaxed),
-            needed: self.needed.load(Ordering::Relaxed),
-            found: self.found.load(Ordering::Relaxed),
-            read_bytes: self.read_bytes.load(Ordering::Relaxed),
-        }
-    }
-}
+pub(super) use reads::Counters;
+pub use reads::NeuronReads;
 
 /// Slots are parts of pieces of memory of about so many bytes, which go back to the system as there are fewer: a huge page,
 /// where there are as many.
@@ -97,6 +49,8 @@ pub(crate) struct Neurons {
     /// The block of a matrix of the program.
     block_of: HashMap<usize, usize>,
     turn: Turn,
+    /// What is foretold of the next block, where there are predictors.
+    ahead: Option<Ahead>,
     /// By column of the widest matrix, whether a pass needs it: false between turns.
     needed: Vec<bool>,
     counters: Arc<Counters>,
@@ -151,6 +105,8 @@ pub(crate) struct Lent {
 enum Place {
     Slot(u32),
     Run(usize),
+    /// A run that was asked for ahead of time.
+    Ahead(usize),
 }
 
 /// Columns side by side that are read together.
@@ -169,7 +125,7 @@ impl Neurons {
     pub(super) fn new(
         files: &Files,
         mut reader: FileReader,
-        columns: &Tensors,
+        (columns, predictors): (&Tensors, Option<&Tensors>),
         uses: &[NeuronUse],
         counters: Arc<Counters>,
     ) -> Result<Self, LoadError> {
@@ -177,10 +133,7 @@ impl Neurons {
             let tensor = columns.require(&columns_name(&of.name))?;
             let extent = files.extent(&tensor, 0..tensor.file_range().len());
             let scales = columns.get(&scales_name(&of.name))?;
-            let scales = scales.map(|scales| {
-                let extent = files.extent(&scales, 0..scales.file_range().len());
-                read_whole(&mut reader, &of.name, extent.ok_or_else(not_a_file)?)
-            });
+            let scales = scales.map(|scales| read_whole(&mut reader, files, &scales));
             Ok(Block {
                 name: of.name.clone(),
                 extent: extent.ok_or_else(not_a_file)?,
@@ -192,14 +145,21 @@ impl Neurons {
         });
         let blocks = blocks.collect::<Result<Vec<_>, LoadError>>()?;
         let widest = uses.iter().map(NeuronUse::neurons).max().unwrap_or(0);
-        let ring = Ring::new(NeuronSlots::ring_bytes(uses) as usize).map_err(LoadError::Reading)?;
+        let ring = || Ring::new(NeuronSlots::ring_bytes(uses) as usize).map_err(LoadError::Reading);
+        let predictors = predictors.filter(|_| uses.iter().any(|of| of.predictor.is_some()));
+        let ahead = predictors.map(|tensors| {
+            let mut read = |tensor: &Tensor| read_whole(&mut reader, files, tensor);
+            Ahead::new(ring()?, tensors, uses, &mut read)
+        });
+        let ahead = ahead.transpose()?;
         let numbered = uses.iter().enumerate();
         Ok(Self {
             reader,
-            ring,
+            ring: ring()?,
             blocks,
             block_of: numbered.map(|(block, of)| (of.matrix, block)).collect(),
             turn: Turn::default(),
+            ahead,
             needed: vec![false; widest],
             counters,
         })
@@ -232,6 +192,48 @@ impl Neurons {
     pub(super) fn settle(&mut self) {
         self.reader.abandon();
         self.turn = Turn::default();
+        if let Some(ahead) = &mut self.ahead {
+            ahead.forget();
+        }
+    }
+
+    /// Whether a block is foretold from what a norm leaves, in a pass of so many rows.
+    pub(crate) fn predicts(&self, VectorId(norm): VectorId, rows: usize) -> bool {
+        let ahead = self.ahead.as_ref();
+        ahead.is_some_and(|ahead| ahead.predicts(norm, rows))
+    }
+
+    /// Asks for those columns of the next block that are likely to be needed and have no slot: `x`, rows of what the norm has
+    /// left.
+    ///
+    /// # Panics
+    /// For a norm that nothing is foretold from.
+    pub(crate) fn expect(&mut self, cpu: &Cpu, VectorId(norm): VectorId, x: &[f32]) {
+        // What an earlier block was asked for in vain gives its place in the ring back.
+        self.advance();
+        let ahead = self.ahead.as_mut().expect("whoever calls has seen it");
+        let read = ahead.begin(cpu, norm, x, &self.blocks, &mut self.reader);
+        self.counters.read_bytes.add(read);
+    }
+
+    /// Takes what has been read by now, so that the reader goes on with what waits.
+    pub(crate) fn advance(&mut self) {
+        if self.ahead.as_ref().is_some_and(Ahead::is_reading) {
+            while let Some(finished) = self.reader.poll() {
+                self.take(finished);
+            }
+        }
+    }
+
+    /// Enters what has been read; what was foretold of an earlier block is dropped.
+    fn take(&mut self, Finished { number, result }: Finished) {
+        let runs = match ahead::turn_and_run(number) {
+            (0, run) => self.turn.runs.get_mut(run),
+            (turn, run) => self.ahead.as_mut().and_then(|ahead| ahead.run(turn, run)),
+        };
+        if let Some(run) = runs {
+            run.slot = Some(result.into());
+        }
     }
 
     /// Begins the product of a matrix with `x`, rows of activations: finds out which columns it takes, and asks for those
@@ -240,8 +242,10 @@ impl Neurons {
     /// # Panics
     /// For a matrix whose columns are not had here.
     pub(crate) fn begin(&mut self, MatrixId(matrix): MatrixId, x: &[f32]) {
+        self.advance();
         let number = self.block_of[&matrix];
         let block = &mut self.blocks[number];
+        let mut ahead = self.ahead.as_mut().and_then(|it| it.of_block(number));
         let needed = &mut self.needed[..block.layout.cols()];
         for row in x.chunks_exact(needed.len()) {
             for (needed, x) in needed.iter_mut().zip(row) {
@@ -259,28 +263,36 @@ impl Neurons {
         let mut found = 0;
         for (column, needed) in (0..).zip(needed) {
             if std::mem::take(needed) {
-                let place = match block.lru.find(column) {
-                    Some(slot) => {
+                let place = match (block.lru.find(column), &mut ahead) {
+                    (Some(slot), ahead) => {
                         found += 1;
+                        if let Some(ahead) = ahead {
+                            ahead.has(column);
+                        }
                         Place::Slot(slot)
                     }
-                    None => Place::Run(block.join(column, &mut turn.runs)),
+                    (None, ahead) => match ahead.as_mut().and_then(|it| it.needs(column)) {
+                        Some(run) => Place::Ahead(run),
+                        None => Place::Run(block.join(column, &mut turn.runs)),
+                    },
                 };
                 turn.columns.push(column);
                 turn.places.push(place);
             }
         }
         let counters = &self.counters;
-        let all = block.layout.cols() as u64;
-        counters.all.fetch_add(all, Ordering::Relaxed);
+        counters.all.add(block.layout.cols() as u64);
         let needed = turn.columns.len() as u64;
-        counters.needed.fetch_add(needed, Ordering::Relaxed);
-        counters.found.fetch_add(found, Ordering::Relaxed);
-        let read = turn
-            .runs
-            .iter()
-            .map(|run| block.extent(run).buffer_bytes() as u64);
-        counters.read_bytes.fetch_add(read.sum(), Ordering::Relaxed);
+        counters.needed.add(needed);
+        counters.found.add(found);
+        let read = turn.runs.iter().map(|run| block.run_bytes(run));
+        counters.read_bytes.add(read.sum());
+        if let Some(guess) = ahead.map(|it| it.outcome(block)) {
+            counters.predicted.add(guess.named);
+            counters.predicted_right.add(guess.right);
+            counters.predicted_needed.add(needed);
+            counters.wasted_bytes.add(guess.wasted_bytes);
+        }
         self.ask();
     }
 
@@ -297,25 +309,45 @@ impl Neurons {
         self.ask();
         let each = self.blocks[self.turn.block].layout.column_bytes();
         let lent = self.turn.following(cols, each, self.ring.bytes() / 2);
-        let mut at = lent.runs.start;
-        while at < lent.runs.end {
-            if !matches!(self.turn.runs[at].slot, Some(Slot::Reading)) {
-                at += 1;
-                continue;
-            }
-            let finished = self.reader.wait();
-            let Finished { number, result } = finished.expect("a run that was asked for");
-            self.turn.runs[number as usize].slot = Some(result.into());
-        }
-        for run in &self.turn.runs[lent.runs.clone()] {
-            if let Some(Slot::Failed(source)) = &run.slot {
-                let name = self.blocks[self.turn.block].name.clone();
-                let source = source.clone();
-                return Err(UnreadableWeights { name, source }.into());
-            }
+        for at in lent.needed.clone() {
+            self.wait_for(at)?;
         }
         self.turn.lent = lent.clone();
         Ok(Some(lent))
+    }
+
+    /// Waits until one of the columns that are needed is there, by its place among them.
+    fn wait_for(&mut self, at: usize) -> Result<(), ForwardError> {
+        loop {
+            let run = match (self.turn.places[at], &mut self.ahead) {
+                (Place::Slot(_), _) => return Ok(()),
+                (Place::Run(run), _) => &self.turn.runs[run],
+                (Place::Ahead(run), Some(ahead)) => {
+                    // What was in vain ahead of time is asked for as if it had not been.
+                    let block = &self.blocks[self.turn.block];
+                    let read = ahead.retry(run, block, &mut self.reader);
+                    self.counters.read_bytes.add(read.map_err(|source| {
+                        let name = block.name.clone();
+                        UnreadableWeights { name, source }
+                    })?);
+                    &ahead.runs()[run]
+                }
+                (Place::Ahead(_), None) => unreachable!("places are of what there is"),
+            };
+            match &run.slot {
+                Some(Slot::Failed(source)) => {
+                    let name = self.blocks[self.turn.block].name.clone();
+                    let source = source.clone();
+                    return Err(UnreadableWeights { name, source }.into());
+                }
+                Some(Slot::Reading) => {
+                    let finished = self.reader.wait();
+                    self.take(finished.expect("a run that was asked for"));
+                }
+                Some(Slot::Read(_)) => return Ok(()),
+                None => unreachable!("what is waited for has been asked for"),
+            }
+        }
     }
 
     /// What is lent.
@@ -323,6 +355,7 @@ impl Neurons {
         LentColumns {
             block: &self.blocks[self.turn.block],
             turn: &self.turn,
+            ahead: self.ahead.as_ref().map_or(&[], Ahead::runs),
         }
     }
 
@@ -352,11 +385,14 @@ impl Neurons {
             ..
         } = &mut self.turn;
         let block = &mut self.blocks[*block];
+        let ahead = self.ahead.as_ref().map_or(&[][..], Ahead::runs);
         for at in lent.needed.clone() {
-            let Place::Run(run) = places[at] else {
-                continue;
+            let run = match places[at] {
+                Place::Slot(_) => continue,
+                Place::Run(run) => &runs[run],
+                Place::Ahead(run) => &ahead[run],
             };
-            let bytes = block.in_run(&runs[run], columns[at]);
+            let bytes = block.in_run(run, columns[at]);
             if let Some(slot) = block.lru.admit(columns[at]) {
                 let (chunk, range) = block.place(slot);
                 block.chunks[chunk][range].copy_from_slice(bytes);
@@ -412,6 +448,11 @@ impl Block {
             file: self.extent.file.clone(),
             range: self.offset(run.columns.start)..self.offset(run.columns.end),
         }
+    }
+
+    /// Bytes that reading a run takes.
+    fn run_bytes(&self, run: &Run) -> u64 {
+        self.extent(run).buffer_bytes() as u64
     }
 
     /// Adds a column to what is read, in a run of its own or where that reads no page that would not be read anyway.
@@ -490,6 +531,7 @@ impl Block {
 pub(crate) struct LentColumns<'a> {
     block: &'a Block,
     turn: &'a Turn,
+    ahead: &'a [Run],
 }
 
 impl<'a> LentColumns<'a> {
@@ -517,6 +559,7 @@ impl<'a> LentColumns<'a> {
             Place::Run(run) => self
                 .block
                 .in_run(&self.turn.runs[run], self.turn.columns[at]),
+            Place::Ahead(run) => self.block.in_run(&self.ahead[run], self.turn.columns[at]),
         }
     }
 }
@@ -526,7 +569,14 @@ fn not_a_file() -> LoadError {
     LoadError::Reading(std::io::ErrorKind::Unsupported.into())
 }
 
-fn read_whole(reader: &mut FileReader, name: &str, extent: Extent) -> Result<Vec<u8>, LoadError> {
+/// All bytes of a tensor that is in a file.
+fn read_whole(
+    reader: &mut FileReader,
+    files: &Files,
+    tensor: &Tensor,
+) -> Result<Vec<u8>, LoadError> {
+    let extent = files.extent(tensor, 0..tensor.file_range().len());
+    let extent = extent.ok_or_else(not_a_file)?;
     let buffer = Buffer::new(extent.buffer_bytes()).map_err(|error| extent.refused(&error));
     let read = buffer.and_then(|buffer| {
         reader.begin(0, extent, buffer);
@@ -534,238 +584,8 @@ fn read_whole(reader: &mut FileReader, name: &str, extent: Extent) -> Result<Vec
         done.expect("an extent that was begun is finished").result
     });
     let read = read.map_err(|source| UnreadableWeights {
-        name: name.to_owned(),
+        name: tensor.name().to_owned(),
         source,
     })?;
     Ok(read.to_vec())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use lacuna_files::reader::faults::{Fault, FaultyDevice};
-    use lacuna_files::reader::{Caching, ReadThreads};
-    use lacuna_files::{ModelFiles, gguf};
-    use lacuna_kernels::{Activations, Columns, Cpu, CpuConfig, DType, Matrix};
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::weights::columns;
-
-    const ROWS: usize = 64;
-    /// Two blocks: of several sections, and of less than one.
-    const COLS: [usize; 2] = [1600, 96];
-    const NAMES: [&str; 2] = ["a.weight", "b.weight"];
-
-    /// Two matrices in a file, and their columns in another.
-    struct Subject {
-        files: ModelFiles,
-        columns: Tensors,
-        uses: Vec<NeuronUse>,
-        _folder: tempfile::TempDir,
-    }
-
-    impl Subject {
-        fn new(dtype: DType) -> Self {
-            let folder = tempfile::tempdir().expect("a folder");
-            let path = folder.path().join("model.gguf");
-            write(dtype, &path);
-            let files = ModelFiles::open(&path).expect("a valid file");
-            let layouts = NAMES.iter().zip(COLS).map(|(name, cols)| {
-                let layout = ColumnLayout::new(dtype, ROWS, cols).expect("whole groups");
-                ((*name).to_owned(), layout)
-            });
-            let layouts: Vec<_> = layouts.collect();
-            let path = folder.path().join("columns");
-            columns::make(&files, &path, "content", &layouts, &mut ()).expect("it is written");
-            let columns = columns::open(&path, "content", &layouts).expect("what was written");
-            assert!(columns::open(&path, "other content", &layouts).is_none());
-            assert!(columns::open(&path, "content", &layouts[..1]).is_some());
-            let uses = layouts.into_iter().enumerate();
-            let uses = uses.map(|(matrix, (name, layout))| NeuronUse {
-                name,
-                matrix,
-                layout,
-            });
-            Self {
-                uses: uses.collect(),
-                files,
-                columns,
-                _folder: folder,
-            }
-        }
-
-        fn neurons(&self, slots: usize, every: u64, fault: Fault) -> Neurons {
-            let files = Files::open([&self.columns].into_iter(), Caching::Avoided);
-            let files = files.expect("they open");
-            let counters = Arc::new(Counters::default());
-            let threads = ReadThreads::new().expect("threads");
-            let device = FaultyDevice::new(Box::new(threads), every, fault);
-            let reader = FileReader::with(Box::new(ReadThreads::new().expect("threads")));
-            let neurons = Neurons::new(&files, reader, &self.columns, &self.uses, counters);
-            let mut neurons = neurons.expect("they are there");
-            neurons.reader = FileReader::with(Box::new(device));
-            place(&mut neurons, slots);
-            neurons
-        }
-
-        fn matrix(&self, matrix: usize) -> lacuna_files::Tensor {
-            let tensor = self.files.tensors().require(NAMES[matrix]);
-            tensor.expect("it was written")
-        }
-
-        fn whole(&self, cpu: &Cpu, matrix: usize, x: &[f32]) -> Vec<f32> {
-            let tensor = self.matrix(matrix);
-            let (cols, tokens) = (COLS[matrix], x.len() / COLS[matrix]);
-            let w = Matrix::new(tensor.dtype(), ROWS, cols, tensor.bytes()).expect("its shape");
-            let bytes = Activations::storage_bytes(tokens, cols).unwrap_or(0);
-            let mut storage = vec![0u64; bytes.div_ceil(8)];
-            let mut out = vec![0.0; tokens * ROWS];
-            let x = cpu.activations(x, tokens, cols, bytemuck::cast_slice_mut(&mut storage));
-            cpu.matmul(&mut out, &x, &w);
-            out
-        }
-    }
-
-    fn write(dtype: DType, path: &Path) {
-        let mut header = gguf::Writer::new();
-        for (name, cols) in NAMES.iter().zip(COLS) {
-            header
-                .tensor(name, dtype, &[ROWS, cols])
-                .expect("whole blocks");
-        }
-        let mut body = header.begin(Vec::new()).expect("room in memory");
-        for (name, cols) in NAMES.iter().zip(COLS) {
-            let bytes = ROWS * dtype.row_bytes(cols).expect("whole blocks");
-            // Below every exponent of all ones, and no two columns alike.
-            let bytes: Vec<u8> = (0..bytes)
-                .map(|at| (at * 31 + at / 255) as u8 & 0x3B)
-                .collect();
-            body.tensor(name, &bytes).expect("as declared");
-        }
-        std::fs::write(path, body.finish().expect("whole")).expect("room for it");
-    }
-
-    fn place(neurons: &mut Neurons, slots: usize) {
-        let more = neurons.room_for(slots).expect("address space");
-        neurons.resize(more);
-    }
-
-    fn product(
-        neurons: &mut Neurons,
-        cpu: &Cpu,
-        matrix: usize,
-        x: &[f32],
-    ) -> Result<Vec<f32>, ForwardError> {
-        let mut out = vec![f32::NAN; x.len() / COLS[matrix] * ROWS];
-        neurons.begin(MatrixId(matrix), x);
-        while let Some(lent) = neurons.next()? {
-            let there = neurons.lent();
-            let columns = Columns {
-                layout: there.layout(),
-                scales: there.scales(),
-                range: lent.range,
-                numbers: there.numbers(),
-                bytes: |at: usize| there.bytes(at),
-            };
-            cpu.matmul_columns(&mut out, x, &columns);
-        }
-        Ok(out)
-    }
-
-    /// Activations of which about one in `every` is not zero.
-    fn sparse(matrix: usize, tokens: usize, every: usize, seed: usize) -> Vec<f32> {
-        let number = |at: usize| (at * 2_654_435_761 + seed * 40_503) >> 7;
-        let value = |at| match number(at) % every {
-            0 => (number(at + 7) % 1000) as f32 / 500.0 - 0.9,
-            _ => 0.0,
-        };
-        (0..tokens * COLS[matrix]).map(value).collect()
-    }
-
-    fn bits(values: &[f32]) -> Vec<u32> {
-        values.iter().map(|value| value.to_bits()).collect()
-    }
-
-    #[test]
-    fn neurons_that_tokens_needed_shortly_before_are_not_read_again() {
-        let subject = Subject::new(DType::F16);
-        let cpu = Cpu::new(CpuConfig::default()).expect("threads");
-        let mut neurons = subject.neurons(100, 1, Fault::Delay);
-        let mut x = vec![0.0; COLS[0]];
-        x[3] = 1.0;
-        x[700] = -2.0;
-        x[1599] = 0.5;
-        product(&mut neurons, &cpu, 0, &x).expect("it is read");
-        let first = neurons.counters.now();
-        assert_eq!((first.all, first.needed, first.found), (1600, 3, 0));
-        assert_eq!(first.read_bytes, 3 * 4096, "a page each");
-        x[4] = 1.0;
-        product(&mut neurons, &cpu, 0, &x).expect("it is read");
-        let second = neurons.counters.now().since(first);
-        assert_eq!(
-            (second.needed, second.found, second.read_bytes),
-            (4, 3, 4096)
-        );
-        assert_eq!(second.hit_rate(), Some(0.75));
-        // Fewer slots than a pass takes: those that are there are found again, and no more.
-        place(&mut neurons, 2);
-        for _ in 0..2 {
-            product(&mut neurons, &cpu, 0, &x).expect("it is read");
-        }
-        let before = neurons.counters.now();
-        product(&mut neurons, &cpu, 0, &x).expect("it is read");
-        assert_eq!(neurons.counters.now().since(before).found, 2);
-    }
-
-    #[test]
-    fn a_neuron_that_cannot_be_read_is_an_error_of_its_pass_alone() {
-        let subject = Subject::new(DType::Q8_0);
-        let cpu = Cpu::new(CpuConfig::default()).expect("threads");
-        let x = sparse(0, 2, 9, 1);
-        let expected = bits(&subject.whole(&cpu, 0, &x));
-        let mut neurons = subject.neurons(64, 40, Fault::Fail);
-        let mut failed = 0;
-        for _ in 0..12 {
-            neurons.settle();
-            match product(&mut neurons, &cpu, 0, &x) {
-                Ok(found) => assert_eq!(bits(&found), expected),
-                Err(error) => {
-                    failed += 1;
-                    let text = error.to_string();
-                    assert!(text.contains("a.weight") && text.contains("the disk is broken"));
-                }
-            }
-        }
-        assert!(failed > 0 && failed < 12, "{failed} passes failed");
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-        /// Whatever is in memory, and in whatever order reads end, a product is that with the whole matrix.
-        #[test]
-        fn products_are_those_of_the_whole_matrix(
-            passes in prop::collection::vec((0usize..2, 1usize..20, 1usize..60, 0usize..1000), 1..6),
-            slots in 0usize..1700,
-            other in 0usize..1700,
-            which in 0usize..3,
-            of in 0usize..5,
-        ) {
-            let types = [DType::F32, DType::F16, DType::Bf16, DType::Q8_0, DType::Q4_0];
-            let subject = Subject::new(types[of]);
-            let fault = [Fault::Shorten, Fault::Delay, Fault::Reorder][which];
-            let cpu = Cpu::new(CpuConfig::default()).expect("threads");
-            let mut neurons = subject.neurons(slots, 2, fault);
-            for (index, (matrix, tokens, every, seed)) in passes.into_iter().enumerate() {
-                if index == 2 {
-                    place(&mut neurons, other);
-                }
-                let x = sparse(matrix, tokens, every, seed);
-                let found = product(&mut neurons, &cpu, matrix, &x);
-                let found = found.expect("whole reads");
-                prop_assert_eq!(bits(&found), bits(&subject.whole(&cpu, matrix, &x)));
-            }
-        }
-    }
 }

@@ -1,0 +1,264 @@
+//! Columns that are asked for before it is known that they are needed: those that a block's predictor names.
+//!
+//! They are read by the reader and in the order of everything else, into a ring of their own. When activations are
+//! known, what is needed of them is multiplied with and gets slots like any column; what is not is dropped, also what
+//! comes only later. A read that fails is asked for once more when its column turns out to be needed.
+
+use std::collections::HashMap;
+
+use lacuna_files::reader::{Buffer, FileReader, ReadError, Ring};
+use lacuna_files::{Tensor, Tensors};
+use lacuna_kernels::Cpu;
+
+use super::super::rows::Slot;
+use super::{Block, Run};
+use crate::error::LoadError;
+use crate::plan::{NeuronUse, PREDICTED_ROWS};
+use crate::predictors::{Predictor, Workspace, bias_name, narrow_name, wide_name};
+use crate::program::VectorId;
+
+/// The predictors of blocks, and what was asked for because of the last that was used.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// By the norm that each is given, with the number of its block.
+    predictors: HashMap<usize, (usize, Predictor)>,
+    ring: Ring,
+    work: Workspace,
+    /// Counts how often something was foretold, from 1 on, so that reads of another time are told apart.
+    turn: u32,
+    /// The block that was foretold last, until its product begins.
+    block: Option<usize>,
+    /// By column, whether it was named.
+    named: Vec<bool>,
+    /// What is read of these, in ascending order.
+    runs: Vec<Run>,
+    /// How many of them have been asked for: those for which the ring had room.
+    begun: usize,
+    /// By run, what became of it.
+    books: Vec<Books>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Books {
+    /// Whether a column of it is needed.
+    is_needed: bool,
+    /// Whether it was asked for once more.
+    is_again: bool,
+}
+
+/// What is found out about what was foretold of a block.
+pub(super) struct Foretold<'a> {
+    ahead: &'a mut Ahead,
+    /// The first run that does not end before the columns that have been asked about.
+    at: usize,
+    right: u64,
+}
+
+/// How good it was.
+pub(super) struct Outcome {
+    pub(super) named: u64,
+    pub(super) right: u64,
+    pub(super) wasted_bytes: u64,
+}
+
+/// The number of a read that belongs to a turn, 0 for those that are known to be needed.
+fn number(turn: u32, run: usize) -> u64 {
+    u64::from(turn) << 32 | run as u64
+}
+
+/// The turn and the run of a read's number.
+pub(super) fn turn_and_run(number: u64) -> (u32, usize) {
+    ((number >> 32) as u32, number as u32 as usize)
+}
+
+impl Ahead {
+    /// The predictors that `uses` say there are, read by `read`.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub(super) fn new(
+        ring: Ring,
+        tensors: &Tensors,
+        uses: &[NeuronUse],
+        read: &mut dyn FnMut(&Tensor) -> Result<Vec<u8>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let mut predictors = HashMap::new();
+        for (block, of) in uses.iter().enumerate() {
+            let Some(used) = of.predictor else {
+                continue;
+            };
+            let mut part = |name: String| read(&tensors.require(&name)?);
+            let predictor = Predictor::new(
+                (used.width, used.rank),
+                part(narrow_name(&of.name))?,
+                part(wide_name(&of.name))?,
+                &part(bias_name(&of.name))?,
+            );
+            let VectorId(norm) = used.norm;
+            predictors.insert(norm, (block, predictor));
+        }
+        Ok(Self {
+            predictors,
+            ring,
+            work: Workspace::default(),
+            turn: 0,
+            block: None,
+            named: Vec::new(),
+            runs: Vec::new(),
+            begun: 0,
+            books: Vec::new(),
+        })
+    }
+
+    pub(super) fn predicts(&self, norm: usize, rows: usize) -> bool {
+        rows <= PREDICTED_ROWS && self.predictors.contains_key(&norm)
+    }
+
+    /// Forgets what was foretold. What is still read is dropped when it comes.
+    pub(super) fn forget(&mut self) {
+        self.block = None;
+        self.runs.clear();
+        self.begun = 0;
+    }
+
+    /// Asks for what the predictor of `norm` names. Returns bytes that are read for it.
+    ///
+    /// # Panics
+    /// Without such a predictor.
+    pub(super) fn begin(
+        &mut self,
+        cpu: &Cpu,
+        norm: usize,
+        x: &[f32],
+        blocks: &[Block],
+        reader: &mut FileReader,
+    ) -> u64 {
+        self.forget();
+        self.turn = self.turn.checked_add(1).unwrap_or(1);
+        let (number_of, predictor) = &self.predictors[&norm];
+        let (number_of, block) = (*number_of, &blocks[*number_of]);
+        self.named.clear();
+        self.named.resize(predictor.neurons(), false);
+        for scores in predictor
+            .scores(cpu, x, &mut self.work)
+            .chunks_exact(predictor.neurons())
+        {
+            for (named, score) in self.named.iter_mut().zip(scores) {
+                *named |= *score >= 0.0;
+            }
+        }
+        for (column, named) in (0..).zip(&self.named) {
+            if *named && !block.lru.holds(column) {
+                block.join(column, &mut self.runs);
+            }
+        }
+        self.block = Some(number_of);
+        self.books.clear();
+        self.books.resize(self.runs.len(), Books::default());
+        let mut read = 0;
+        for run in &mut self.runs {
+            let extent = block.extent(run);
+            let bytes = extent.buffer_bytes();
+            // What there is no room for is asked for when it is needed.
+            let Some(buffer) = self.ring.take(bytes) else {
+                break;
+            };
+            reader.queue(number(self.turn, self.begun), extent, buffer);
+            run.slot = Some(Slot::Reading);
+            read += bytes as u64;
+            self.begun += 1;
+        }
+        reader.submit();
+        read
+    }
+
+    /// Whether something may be on its way.
+    pub(super) fn is_reading(&self) -> bool {
+        self.turn > 0
+    }
+
+    /// A run of a turn, if that is the last.
+    pub(super) fn run(&mut self, turn: u32, run: usize) -> Option<&mut Run> {
+        match turn == self.turn {
+            true => self.runs.get_mut(run),
+            false => None,
+        }
+    }
+
+    pub(super) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// What was foretold of a block whose activations are known now. What was foretold of another is forgotten.
+    pub(super) fn of_block(&mut self, block: usize) -> Option<Foretold<'_>> {
+        match self.block.take() == Some(block) {
+            true => Some(Foretold {
+                ahead: self,
+                at: 0,
+                right: 0,
+            }),
+            false => {
+                self.forget();
+                None
+            }
+        }
+    }
+
+    /// Asks once more for a run that failed. Returns bytes that are read for it.
+    ///
+    /// # Errors
+    /// When there is no memory to read into: the ring may be full of others.
+    pub(super) fn retry(
+        &mut self,
+        run: usize,
+        block: &Block,
+        reader: &mut FileReader,
+    ) -> Result<u64, ReadError> {
+        let (books, of) = (&mut self.books[run], &mut self.runs[run]);
+        if books.is_again || !matches!(of.slot, Some(Slot::Failed(_))) {
+            return Ok(0);
+        }
+        books.is_again = true;
+        let extent = block.extent(of);
+        let bytes = extent.buffer_bytes();
+        let buffer = Buffer::new(bytes).map_err(|error| extent.refused(&error))?;
+        reader.begin(number(self.turn, run), extent, buffer);
+        of.slot = Some(Slot::Reading);
+        Ok(bytes as u64)
+    }
+}
+
+impl Foretold<'_> {
+    /// Says that a column is needed that has a slot.
+    pub(super) fn has(&mut self, column: u32) {
+        self.right += u64::from(self.ahead.named[column as usize]);
+    }
+
+    /// Says that a column is needed that has no slot; those before it have been asked about. Returns the run that it is read
+    /// in, if there is one.
+    pub(super) fn needs(&mut self, column: u32) -> Option<usize> {
+        self.has(column);
+        let begun = &self.ahead.runs[..self.ahead.begun];
+        while begun.get(self.at)?.columns.end <= column {
+            self.at += 1;
+        }
+        let run = &begun[self.at];
+        if !run.columns.contains(&column) {
+            return None;
+        }
+        self.ahead.books[self.at].is_needed = true;
+        Some(self.at)
+    }
+
+    /// How good it was, when all columns that are needed have been asked about.
+    pub(super) fn outcome(self, block: &Block) -> Outcome {
+        let ahead = self.ahead;
+        let begun = ahead.runs[..ahead.begun].iter().zip(&ahead.books);
+        let wasted = begun.filter(|(_, books)| !books.is_needed);
+        Outcome {
+            named: ahead.named.iter().map(|named| u64::from(*named)).sum(),
+            right: self.right,
+            wasted_bytes: wasted.map(|(run, _)| block.run_bytes(run)).sum(),
+        }
+    }
+}
