@@ -50,11 +50,11 @@ const EVERY: usize = 23;
 
 /// What a norm leaves before rows of some patterns.
 fn normed(patterns: &[usize]) -> Vec<f32> {
-    let row = |pattern: &usize| (0..PATTERNS).map(move |at| f32::from(u8::from(at == *pattern)));
-    patterns
-        .iter()
-        .flat_map(|pattern| row(pattern).collect::<Vec<_>>())
-        .collect()
+    let mut rows = vec![0.0; patterns.len() * PATTERNS];
+    for (row, pattern) in rows.chunks_exact_mut(PATTERNS).zip(patterns) {
+        row[*pattern] = 1.0;
+    }
+    rows
 }
 
 /// Two matrices in a file, and their columns in another.
