@@ -401,3 +401,51 @@ fn first(values: &mut Vec<f32>, count: usize) -> &mut [f32] {
 fn plain<'a>(cpu: &Cpu, x: &'a [f32], rows: usize) -> Activations<'a> {
     cpu.activations(x, rows, x.len() / rows, &mut [])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of each block that is foretold, its layer and the norm that it is foretold from.
+    fn found(family: &str) -> Vec<(usize, (usize, &'static str))> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/families");
+        let files = ModelFiles::open(&folder.join(family).join("model.gguf"));
+        let made = crate::describe(&files.expect("the fixture opens")).expect("a model");
+        let program = Program::new(&made.spec);
+        let name = |tensor: usize| match program.tensors()[tensor] {
+            TensorSpec::Vector(of) => of.name,
+            TensorSpec::Matrix(of) => of.name,
+            TensorSpec::Experts(of) => of.name,
+        };
+        let found = inputs(&program).into_iter().map(|(matrix, input)| {
+            let VectorId(norm) = input.norm;
+            assert_eq!(input.width, made.spec.hidden);
+            let of_layer = |tensor| name(tensor).layer.expect("of a layer");
+            (of_layer(matrix), (of_layer(norm), name(norm).part))
+        });
+        let mut found: Vec<_> = found.collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn blocks_are_foretold_from_the_norm_of_the_part_before_them() {
+        // Layers that are one thing each: from that before, where it is not such a block itself.
+        let of_layers = found("nemotron-h");
+        assert!(of_layers.len() > 1);
+        for (layer, (norm, part)) in &of_layers {
+            let before = of_layers.iter().any(|(other, _)| other + 1 == *layer);
+            match before {
+                true => assert_eq!((*norm, *part), (*layer, "ffn_norm")),
+                false => assert_eq!((*norm, *part), (layer - 1, "attn_norm")),
+            }
+        }
+        // Norms of what attention made and of its heads read other rows.
+        let within = found("gemma3n");
+        assert_eq!(within.len(), 2);
+        for (layer, norm) in within {
+            assert_eq!(norm, (layer, "attn_norm"));
+        }
+        assert_eq!(found("olmo2"), []);
+    }
+}

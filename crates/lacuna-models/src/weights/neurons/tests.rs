@@ -344,10 +344,21 @@ fn what_is_foretold_is_read_before_and_counted() {
             Says::Anything => {
                 let recall = now.recall().expect("something was foretold");
                 assert!(recall > 0.0 && recall < 1.0 && now.precision() < Some(1.0));
-                assert!(now.wasted_bytes > 0 && now.wasted_bytes < asked);
             }
         }
-        // What had no place is not there afterwards either.
+        // Of four sections one is needed.
+        let mut last = vec![0.0; COLS[0]];
+        last[1599] = 2.0;
+        neurons.expect(&cpu, VectorId(0), &normed(&[2]));
+        product(&mut neurons, &cpu, 0, &last).expect("it is read");
+        let now = neurons.counters.now();
+        if matches!(says, Says::All | Says::Anything) {
+            assert!(
+                now.wasted_bytes > asked / 2 && now.wasted_bytes < asked,
+                "{now:?}"
+            );
+        }
+        // What was foretold of a pass is nothing to the next.
         product(&mut neurons, &cpu, 0, &x).expect("it is read");
         let again = neurons.counters.now().since(now);
         assert_eq!((again.predicted, again.predicted_needed), (0, 0));
