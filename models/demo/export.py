@@ -1,14 +1,10 @@
 """Write the trained model as a Q8_0 GGUF file and check that file.
 
 The check reads the written file back, loads its dequantized weights into the
-Qwen3 of transformers, compares that with the compact model used for training,
-and measures the held-out perplexity. The results go to `reference.json`, against
-which another implementation can be tested.
-
-Perplexity protocol: the whole text is tokenized once, without special tokens, and
-cut into consecutive windows of 1,024 tokens (the last one may be shorter). Every
-window starts with an empty context; its first token is not scored. The result is
-exp(total negative log-likelihood / number of scored tokens).
+network of transformers, compares that with the compact model used for training,
+and measures the held-out perplexity (`measures.py`). The results go to
+`reference.json`, against which another implementation can be tested. A checkpoint
+of the sibling has a file and a reference of its own.
 """
 
 import argparse
@@ -20,13 +16,15 @@ import gguf
 import numpy
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from corpus import END_OF_SECTION
-from model import Qwen3, Shape
+from families import family_of
+from measures import WINDOW, active_shares, perplexity
+from model import Network, Shape
 
-WINDOW = 1024
 GREEDY_TOKENS = 48
+# Of the held-out text, for the shares of activations that are not zero: few, so that a test has time for a pass each.
+ACTIVE_TOKENS = 192
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'user' -%}{{ '# ' + message['content'] + '\\n\\n' }}"
@@ -34,24 +32,6 @@ CHAT_TEMPLATE = (
     "{%- endif -%}"
     "{%- endfor -%}"
 )
-DESCRIPTION = (
-    "A very small Qwen3 language model that explains Rust, made to demonstrate and test Lacuna. "
-    "Trained from random weights on the documentation that ships with the Rust toolchain, "
-    "by The Rust Project Developers and contributors, used under MIT or Apache-2.0."
-)
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 TEXTS = [
     "",
     "Hello, world!",
@@ -72,35 +52,24 @@ TEXTS = [
 PROMPTS = ["What is ownership?", "What is a trait?", "What is borrowing?", "How does error handling work?"]
 
 
-def tensor_name(name):
-    """The GGUF name of a parameter."""
-    fixed = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
-    if name in fixed:
-        return fixed[name]
-    _, layer, rest = name.split(".", 2)
-    return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
-
-
 def add_metadata(writer, shape, tokenizer):
     """Everything but the tensors."""
-    writer.add_name("Lacuna demo")
-    writer.add_description(DESCRIPTION)
+    family = family_of(shape)
+    writer.add_name(family.name)
+    writer.add_description(family.description)
     writer.add_license("MIT OR Apache-2.0")
     writer.add_source_url("https://doc.rust-lang.org/")
     writer.add_languages(["en"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(shape.max_position_embeddings)
-    writer.add_block_count(shape.num_hidden_layers)
     writer.add_embedding_length(shape.hidden_size)
-    writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_attention_heads)
-    writer.add_head_count_kv(shape.num_key_value_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.rms_norm_eps)
-    writer.add_rope_freq_base(shape.rope_theta)
     writer.add_vocab_size(shape.vocab_size)
+    family.add_sizes(writer, shape)
     add_vocabulary(writer, json.loads(tokenizer.to_str()))
 
 
@@ -125,61 +94,30 @@ def add_vocabulary(writer, description):
 
 def write_gguf(path, shape, weights, tokenizer):
     """Write the model file: matrices as Q8_0, norms as F32."""
-    writer = gguf.GGUFWriter(path, "qwen3")
+    family = family_of(shape)
+    writer = gguf.GGUFWriter(path, family.architecture)
     add_metadata(writer, shape, tokenizer)
     for name, weight in weights.items():
         values = weight.float().numpy()
         kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(values, kind)
-        writer.add_tensor(tensor_name(name), data, raw_dtype=kind)
+        writer.add_tensor(family.tensor_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def read_gguf(path, names):
+def read_gguf(path, family, names):
     """The dequantized weights of a model file, under the names used for training."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     weights = {}
     for name in names:
-        tensor = tensors.pop(tensor_name(name))
+        tensor = tensors.pop(family.tensor_name(name))
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         weights[name] = torch.from_numpy(numpy.array(values, dtype=numpy.float32))
     assert not tensors, f"unknown tensors {list(tensors)}"
     return weights
-
-
-def reference_model(shape, weights):
-    """The Qwen3 of transformers with the given weights."""
-    sizes = shape.as_dict()
-    theta = sizes.pop("rope_theta")
-    config = Qwen3Config(
-        **sizes,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        tie_word_embeddings=True,
-        attention_bias=False,
-        use_cache=False,
-    )
-    model = Qwen3ForCausalLM(config)
-    missing, unexpected = model.load_state_dict({"model." + name: value for name, value in weights.items()}, strict=False)
-    assert missing in ([], ["lm_head.weight"]) and not unexpected
-    model.tie_weights()
-    return model.eval()
-
-
-@torch.no_grad()
-def perplexity(logits_of, tokens):
-    """Perplexity and number of scored tokens, by the protocol above."""
-    total, count = 0.0, 0
-    for start in range(0, len(tokens), WINDOW):
-        window = torch.tensor([tokens[start:start + WINDOW]])
-        if window.shape[1] < 2:
-            continue
-        losses = torch.log_softmax(logits_of(window)[0, :-1].double(), dim=-1)
-        total -= losses.gather(1, window[0, 1:, None]).sum().item()
-        count += window.shape[1] - 1
-    return math.exp(total / count), count
 
 
 @torch.no_grad()
@@ -224,8 +162,9 @@ def write_reference(path, reference):
     for section in ("tokenization", "greedy"):
         records = ",\n".join("    " + json.dumps(record, ensure_ascii=True) for record in reference[section])
         lines.append(f'  "{section}": [\n{records}\n  ]')
-    for name in ("shape", "perplexity"):
-        lines.append(f'  "{name}": {json.dumps(reference[name])}')
+    for name in ("shape", "perplexity", "active_shares"):
+        if name in reference:
+            lines.append(f'  "{name}": {json.dumps(reference[name])}')
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
@@ -245,10 +184,10 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    state = torch.load(arguments.run / "checkpoint.pt", weights_only=True)
+    state = torch.load(arguments.run / "checkpoint.pt", weights_only=True, map_location="cpu")
     tokenizer = Tokenizer.from_file(str(arguments.run / "tokenizer.json"))
     shape = Shape(**state["shape"])
-    path = arguments.output / "lacuna-demo-q8_0.gguf"
+    path = arguments.output / family_of(shape).file
     write_gguf(path, shape, state["model"], tokenizer)
     report(path, shape, state, tokenizer, arguments)
 
@@ -256,11 +195,12 @@ def main():
 def report(path, shape, state, tokenizer, arguments):
     """Check the written file, print the figures and write `reference.json`."""
     heldout = tokenizer.encode(arguments.heldout.read_text(encoding="utf-8")).ids
-    weights = read_gguf(path, state["model"].keys())
-    compact, original = Qwen3(shape).eval(), Qwen3(shape).eval()
+    family = family_of(shape)
+    weights = read_gguf(path, family, state["model"].keys())
+    compact, original = Network(shape).eval(), Network(shape).eval()
     compact.load_state_dict(weights)
     original.load_state_dict(state["model"])
-    model = reference_model(shape, weights)
+    model = family.reference_model(shape, weights)
     logits_of = lambda window: model(window).logits
     difference = largest_difference(compact, logits_of, heldout)
     assert difference < 1e-3, f"implementations differ by {difference}"
@@ -271,10 +211,18 @@ def report(path, shape, state, tokenizer, arguments):
         "file": "heldout.txt", "window": WINDOW, "tokens": len(heldout), "scored_tokens": count,
         "q8_0": round(quantized, 4), "f32": round(full, 4),
     }
-    write_reference(arguments.output / "reference.json", reference)
+    if shape.sparse:
+        # The feed-forward blocks are every second layer there.
+        products = [layer.mixer.down_proj for layer in model.model.layers[1::2]]
+        text = heldout[:ACTIVE_TOKENS]
+        shares = active_shares(logits_of, products, text)
+        reference["active_shares"] = {"tokens": text, "blocks": [round(share, 4) for share in shares]}
+    write_reference(arguments.output / family.reference, reference)
     print(f"{path.name}: {path.stat().st_size} bytes, {sum(value.numel() for value in weights.values())} parameters")
     print(f"training: {state['progress']}")
     print(f"difference from transformers {difference:.2e}; held out: {reference['perplexity']}")
+    if shape.sparse:
+        print(f"not zero: {reference['active_shares']['blocks']}, of the whole text {active_shares(logits_of, products, heldout)}")
     for record in reference["greedy"]:
         print("---\n" + record["prompt"] + record["text"])
 

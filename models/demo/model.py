@@ -1,4 +1,8 @@
-"""A compact Qwen3 in PyTorch, with the parameter names that transformers uses."""
+"""A compact Qwen3 in PyTorch, with the parameter names that transformers uses; and its sibling, a Nemotron-H without states.
+
+The sibling's feed-forward blocks have no gates and square what is positive, so most of their activations are exactly zero;
+its attention knows no positions but what is before what.
+"""
 
 from dataclasses import asdict, dataclass
 
@@ -21,6 +25,12 @@ class Shape:
     max_position_embeddings: int = 1024
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    sparse: bool = False
+
+    @classmethod
+    def sibling(cls):
+        """That of the sibling, whose blocks have as many parameters with two matrices as others with three."""
+        return cls(intermediate_size=768, sparse=True)
 
     def as_dict(self):
         """The sizes as a plain dictionary."""
@@ -55,15 +65,21 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, self.groups * self.width, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, self.groups * self.width, bias=False)
         self.o_proj = nn.Linear(self.heads * self.width, shape.hidden_size, bias=False)
-        self.q_norm = Norm(self.width, shape.rms_norm_eps)
-        self.k_norm = Norm(self.width, shape.rms_norm_eps)
+        self.plain = shape.sparse
+        if not self.plain:
+            self.q_norm = Norm(self.width, shape.rms_norm_eps)
+            self.k_norm = Norm(self.width, shape.rms_norm_eps)
 
     def forward(self, hidden, cosine, sine):
         batch, length, _ = hidden.shape
-        queries = self.q_norm(self.q_proj(hidden).view(batch, length, self.heads, self.width)).transpose(1, 2)
-        keys = self.k_norm(self.k_proj(hidden).view(batch, length, self.groups, self.width)).transpose(1, 2)
+        queries = self.q_proj(hidden).view(batch, length, self.heads, self.width)
+        keys = self.k_proj(hidden).view(batch, length, self.groups, self.width)
         values = self.v_proj(hidden).view(batch, length, self.groups, self.width).transpose(1, 2)
-        queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
+        if self.plain:
+            queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
+        else:
+            queries, keys = self.q_norm(queries).transpose(1, 2), self.k_norm(keys).transpose(1, 2)
+            queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
         repeats = self.heads // self.groups
         keys = keys.repeat_interleave(repeats, dim=1)
         values = values.repeat_interleave(repeats, dim=1)
@@ -84,6 +100,21 @@ class FeedForward(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
+class SparseFeedForward(nn.Module):
+    """Feed-forward network of which only what is positive, squared, goes on."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden):
+        active = functional.relu(self.up_proj(hidden))
+        # For a penalty on it.
+        self.mean = active.mean()
+        return self.down_proj(active.square())
+
+
 class Layer(nn.Module):
     """One transformer block."""
 
@@ -92,14 +123,14 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = FeedForward(shape)
+        self.mlp = SparseFeedForward(shape) if shape.sparse else FeedForward(shape)
 
     def forward(self, hidden, cosine, sine):
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Qwen3(nn.Module):
+class Network(nn.Module):
     """The whole network; the output matrix is the embedding."""
 
     def __init__(self, shape):

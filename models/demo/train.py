@@ -20,7 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from corpus import END_OF_SECTION, KNOWN_TOPIC_WEIGHT
 from headings import ANSWERS
-from model import Qwen3, Shape
+from measures import active_shares, perplexity
+from model import Network, Shape
 
 # The pre-tokenizer that GGUF files call "qwen2".
 QWEN2_PATTERN = (
@@ -206,24 +207,23 @@ def rate_factor(step, progress):
     return warmup * decay
 
 
-@torch.no_grad()
-def heldout_loss(model, tokens):
-    """Mean loss over whole windows of the held-out text."""
+def heldout_figures(model, tokens, device):
+    """Perplexity of the held-out text, and for the sibling what share of activations is not zero in each block."""
     model.eval()
-    losses = []
-    for start in range(0, len(tokens) - LONG_ROW, LONG_ROW):
-        window = torch.tensor(tokens[start:start + LONG_ROW])[None]
-        losses.append(model(window[:, :-1], window[:, 1:]).item())
+    figures = f"held-out perplexity {perplexity(model, tokens, device)[0]:.3f}"
+    if model.shape.sparse:
+        shares = active_shares(model, [layer.mlp.down_proj for layer in model.layers], tokens, device)
+        figures += f", active {' '.join(f'{share:.4f}' for share in shares)}"
     model.train()
-    return float(numpy.mean(losses))
+    return figures
 
 
 @torch.no_grad()
-def continuation(model, tokenizer, prompt, count=64):
+def continuation(model, tokenizer, prompt, device, count=64):
     """Greedy text after a prompt."""
     tokens = tokenizer.encode(prompt).ids
     for _ in range(count):
-        logits = model(torch.tensor([tokens[-LONG_ROW:]]))
+        logits = model(torch.tensor([tokens[-LONG_ROW:]], device=device))
         tokens.append(int(logits[0, -1].argmax()))
     return tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -242,15 +242,28 @@ def save_checkpoint(path, model, optimizers, progress):
 
 def load_checkpoint(path, model, optimizers):
     """Continue from a checkpoint; returns the counters."""
-    state = torch.load(path, weights_only=True)
+    state = torch.load(path, weights_only=True, map_location="cpu")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)
     return state["progress"]
 
 
+def penalty_of(model):
+    """The mean of each block's activations, summed: what keeps them small makes more of them zero."""
+    return sum(layer.mlp.mean for layer in model.layers)
+
+
+def progress_of(counters, arguments):
+    """How much of the budget is used: of steps where these are given, else of time."""
+    if arguments.steps:
+        return counters["step"] / arguments.steps
+    return counters["seconds"] / (arguments.minutes * 60)
+
+
 def train(arguments, model, corpora, tokenizer, heldout):
-    """Train until the time budget is used up."""
+    """Train until the budget is used up."""
+    device = arguments.device
     checkpoint = arguments.output / "checkpoint.pt"
     optimizers = make_optimizers(model)
     counters = {"step": 0, "tokens": 0, "seconds": 0.0}
@@ -262,16 +275,14 @@ def train(arguments, model, corpora, tokenizer, heldout):
         streams.append(corpus.rows())
         next(streams[-1])
     network = torch.compile(model, dynamic=False) if arguments.compile else model
-    budget = arguments.minutes * 60
     recent = []
     last = time.monotonic()
-    while counters["seconds"] < budget:
-        progress = counters["seconds"] / budget
+    while (progress := progress_of(counters, arguments)) < 1:
         length = LONG_ROW if progress > 1 - DECAY_SHARE else SHORT_ROW
         rows = streams[progress > 1 - FOCUS_SHARE]
-        batch = torch.tensor([rows.send(length + 1) for _ in range(TOKENS_PER_STEP // length)])
+        batch = torch.tensor([rows.send(length + 1) for _ in range(TOKENS_PER_STEP // length)], device=device)
         loss = network(batch[:, :-1], batch[:, 1:])
-        loss.backward()
+        (loss + arguments.penalty * penalty_of(model) if arguments.penalty else loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         factor = rate_factor(counters["step"], progress)
         for optimizer, rate in zip(optimizers, (MUON_RATE, ADAM_RATE)):
@@ -292,11 +303,11 @@ def train(arguments, model, corpora, tokenizer, heldout):
         if counters["step"] % 50 == 0:
             save_checkpoint(checkpoint, model, optimizers, counters)
         if counters["step"] % 200 == 0:
-            print(f"held out {heldout_loss(model, heldout):.4f}", flush=True)
-            print(continuation(model, tokenizer, "# What is ownership?\n\n"), flush=True)
+            print(heldout_figures(model, heldout, device), flush=True)
+            print(continuation(model, tokenizer, "# What is ownership?\n\n", device), flush=True)
             last = time.monotonic()
     save_checkpoint(checkpoint, model, optimizers, counters)
-    print(f"done: {counters}; held out {heldout_loss(model, heldout):.4f}", flush=True)
+    print(f"done: {counters}; {heldout_figures(model, heldout, device)}", flush=True)
 
 
 def main():
@@ -305,11 +316,18 @@ def main():
     parser.add_argument("--heldout", type=Path, default=Path(__file__).parent / "heldout.txt")
     parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json and checkpoint.pt")
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget")
+    parser.add_argument("--steps", type=int, help="budget in steps, instead of time")
+    parser.add_argument("--device", default="cpu", help="where to train: cpu or cuda")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sparse", action="store_true", help="train the sibling, whose activations are mostly zero")
+    parser.add_argument("--penalty", type=float, default=0.0, help="weight of the sibling's activations in its loss")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
+    if arguments.device != "cpu":
+        # TF32: its 10 bits are enough for training, and products take a fraction of the time.
+        torch.set_float32_matmul_precision("high")
     arguments.output.mkdir(parents=True, exist_ok=True)
     sections = read_sections(arguments.corpus / "sections.jsonl")
     tokenizer_path = arguments.output / "tokenizer.json"
@@ -317,7 +335,7 @@ def main():
         train_tokenizer(sections, Shape().vocab_size).save(str(tokenizer_path))
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     corpora = [Corpus(sections, tokenizer), Corpus(focus_sections(sections), tokenizer)]
-    model = Qwen3(Shape())
+    model = Network(Shape.sibling() if arguments.sparse else Shape()).to(arguments.device)
     print(f"parameters {sum(parameter.numel() for parameter in model.parameters())}, "
           f"tokens once and weighted: {[corpus.size() for corpus in corpora]}", flush=True)
     heldout = tokenizer.encode(arguments.heldout.read_text(encoding="utf-8")).ids

@@ -2,7 +2,7 @@
 
 use lacuna_files::{Mapping, ModelFiles};
 
-/// The demo model: 4 million parameters trained on the documentation of Rust, built into the
+/// The demo model: 2 million parameters trained on the documentation of Rust, built into the
 /// program. Its pages are file-backed like those of any other model file.
 ///
 /// # Panics

@@ -19,6 +19,7 @@ use lacuna_models::{
     PredictorFitter, PredictorsError, with_columns,
 };
 use runner::{Runner, families, folder};
+use serde::Deserialize;
 
 /// What predictors say that nobody has fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +116,16 @@ struct Subject {
 impl Subject {
     /// `None` for a model that has no such neurons.
     fn open(path: &Path, columns: &Path) -> Option<Self> {
+        Self::with_tokens(path, columns, |vocabulary| {
+            (0..11).map(|at| (at * 37 + 3) % vocabulary).collect()
+        })
+    }
+
+    fn with_tokens(
+        path: &Path,
+        columns: &Path,
+        tokens: impl FnOnce(u32) -> Vec<u32>,
+    ) -> Option<Self> {
         let files = ModelFiles::open(path).expect("the fixture opens");
         let files = match with_columns(files, columns, &mut ()) {
             Ok(files) => files,
@@ -123,8 +134,7 @@ impl Subject {
         };
         let description = lacuna_models::describe(&files).expect("a model");
         let model = Model::load(files.clone()).expect("it loads");
-        let vocabulary = model.spec().vocabulary as u32;
-        let tokens: Vec<u32> = (0..11).map(|at| (at * 37 + 3) % vocabulary).collect();
+        let tokens = tokens(model.spec().vocabulary as u32);
         Some(Self {
             what: path.display().to_string(),
             weights: WeightPlan::of_files(&files, &description),
@@ -251,6 +261,57 @@ fn neurons_are_counted_and_those_with_slots_are_found() {
         placed.expect("they are placed");
         assert_eq!(runner.logits(&subject.tokens), expected, "{slots}");
     }
+}
+
+/// What PyTorch says of a trained model (`models/demo/reference-sparse.json`): which part of each block's activations is not
+/// zero with these tokens.
+#[derive(Deserialize)]
+struct Counted {
+    tokens: Vec<u32>,
+    blocks: Vec<f64>,
+}
+
+#[test]
+fn a_trained_model_needs_as_many_neurons_as_its_activations_are_not_zero() {
+    #[derive(Deserialize)]
+    struct Reference {
+        active_shares: Counted,
+    }
+    let demo = folder().join("../models/demo");
+    let text = fs::read(demo.join("reference-sparse.json")).expect("committed with the model");
+    let counted: Reference = serde_json::from_slice(&text).expect("valid JSON");
+    let Counted { tokens, blocks } = counted.active_shares;
+    let columns = tempfile::tempdir().expect("a folder");
+    let path = demo.join("lacuna-demo-sparse-q8_0.gguf");
+    let subject = Subject::with_tokens(&path, columns.path(), |_| tokens).expect("it has neurons");
+    let all = subject.plan(None).neurons.expect("there are neurons");
+    assert_eq!(all.layers, blocks.len());
+    let half = subject.with_slots(all.neurons / 2);
+    let mut runner = runner(subject.load(half, None), 2);
+    let (whole, one_by_one) = subject.expected.split_at(subject.expected.len() / 2);
+    assert!(runner.logits(&subject.tokens) == whole);
+    let before = runner.model.neuron_reads().expect("they are read");
+    let mut sequence = runner.sequence();
+    let mut logits = Vec::new();
+    for token in &subject.tokens {
+        logits.extend(runner.extend(&mut sequence, &[*token]));
+    }
+    assert!(logits == one_by_one);
+    let reads = runner.model.neuron_reads().expect("they are read");
+    let reads = reads.since(before);
+    let passes = subject.tokens.len();
+    assert_eq!(reads.all, (passes * all.layers * all.neurons) as u64);
+    // Activations are rounded to 8 bits here and not there, which moves some across zero.
+    let share = reads.active_share().expect("passes ran");
+    let expected = blocks.iter().sum::<f64>() / blocks.len() as f64;
+    println!(
+        "{share} of neurons for {expected}, {:?} found",
+        reads.hit_rate()
+    );
+    assert!(
+        (share / expected - 1.0).abs() < 0.02,
+        "{share} for {expected}"
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The demo model against what its training scripts recorded from independent implementations:
-//! token ids, greedy continuations and held-out perplexity (`models/demo/reference.json`).
+//! The demo model and its sparse sibling against what their training scripts recorded from independent implementations:
+//! token ids, greedy continuations and held-out perplexity (`reference.json` and `reference-sparse.json` of `models/demo`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,18 +41,44 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
 }
 
-fn reference() -> Reference {
-    let text = fs::read(folder().join("reference.json")).expect("committed with the model");
-    serde_json::from_slice(&text).expect("valid JSON")
+/// A model, and what is known of it.
+struct Subject {
+    files: ModelFiles,
+    /// What commands call it.
+    argument: PathBuf,
+    reference: Reference,
 }
 
-fn tokenizer() -> Tokenizer {
-    lacuna::Tokenizer::from_files(&lacuna::demo()).expect("the demo's vocabulary")
-}
+impl Subject {
+    fn new(files: ModelFiles, argument: PathBuf, reference: &str) -> Self {
+        let text = fs::read(folder().join(reference)).expect("committed with the model");
+        Self {
+            files,
+            argument,
+            reference: serde_json::from_slice(&text).expect("valid JSON"),
+        }
+    }
 
-fn engine() -> Engine {
-    let model = Model::load(lacuna::demo()).expect("the demo model");
-    Engine::new(model.into(), &EngineConfig::default()).expect("this machine runs it")
+    /// That in the program.
+    fn demo() -> Self {
+        Self::new(lacuna::demo(), "demo".into(), "reference.json")
+    }
+
+    /// Its sibling, most of whose activations are zero.
+    fn sparse() -> Self {
+        let path = folder().join("lacuna-demo-sparse-q8_0.gguf");
+        let files = ModelFiles::open(&path).expect("committed");
+        Self::new(files, path, "reference-sparse.json")
+    }
+
+    fn both() -> [Self; 2] {
+        [Self::demo(), Self::sparse()]
+    }
+
+    fn engine(&self) -> Engine {
+        let model = Model::load(self.files.clone()).expect("a model");
+        Engine::new(model.into(), &EngineConfig::default()).expect("this machine runs it")
+    }
 }
 
 #[test]
@@ -68,22 +94,23 @@ fn the_model_in_the_program_is_the_file_in_the_repository() {
 
 #[test]
 fn token_ids_are_those_of_the_tokenizers_library() {
-    let tokenizer = tokenizer();
-    for case in reference().tokenization {
-        let found = tokenizer
-            .encode(&case.text, Special::RENDERED)
-            .expect("any text");
-        assert_eq!(found, case.tokens, "{:?}", case.text);
+    for subject in Subject::both() {
+        let tokenizer = Tokenizer::from_files(&subject.files).expect("its vocabulary");
+        for case in subject.reference.tokenization {
+            let found = tokenizer
+                .encode(&case.text, Special::RENDERED)
+                .expect("any text");
+            assert_eq!(found, case.tokens, "{:?}", case.text);
+        }
     }
 }
 
 /// Activations are rounded to 8 bits here and not in the reference, so a close call may fall the
 /// other way; then the two texts part, and nothing after that can be compared.
-#[test]
-fn greedy_text_follows_the_reference() {
-    let mut engine = engine();
+fn follows_the_reference(subject: Subject) {
+    let mut engine = subject.engine();
     let (mut agreed, mut compared) = (0, 0);
-    for case in reference().greedy {
+    for case in subject.reference.greedy {
         let prompt = engine
             .model()
             .tokenizer()
@@ -118,35 +145,42 @@ fn greedy_text_follows_the_reference() {
 }
 
 #[test]
+fn greedy_text_follows_the_reference() {
+    Subject::both().into_iter().for_each(follows_the_reference);
+}
+
+#[test]
 fn first_logits_are_close_to_the_reference() {
-    let mut engine = engine();
-    for case in reference().greedy {
-        let last = case.prompt_tokens.len() - 1;
-        let mut row = Vec::new();
-        engine
-            .score(&case.prompt_tokens, |position, logits| {
-                if position == last {
-                    row = logits.to_vec();
-                }
-            })
-            .expect("valid tokens");
-        for (token, expected) in case.first_logits {
-            let error = (row[token] - expected).abs();
-            assert!(
-                error < 0.25,
-                "token {token} of {:?}: {} for {expected}",
-                case.prompt,
-                row[token]
-            );
+    for subject in Subject::both() {
+        let mut engine = subject.engine();
+        for case in subject.reference.greedy {
+            let last = case.prompt_tokens.len() - 1;
+            let mut row = Vec::new();
+            engine
+                .score(&case.prompt_tokens, |position, logits| {
+                    if position == last {
+                        row = logits.to_vec();
+                    }
+                })
+                .expect("valid tokens");
+            for (token, expected) in case.first_logits {
+                let error = (row[token] - expected).abs();
+                assert!(
+                    error < 0.25,
+                    "token {token} of {:?}: {} for {expected}",
+                    case.prompt,
+                    row[token]
+                );
+            }
         }
     }
 }
 
 /// The command's report on a text, in windows of `window` tokens.
-fn perplexity(text: &Path, window: usize, kv_type: &str) -> serde_json::Value {
+fn perplexity(model: &Path, text: &Path, window: usize, kv_type: &str) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-        .args(["perplexity", "demo"])
-        .arg(text)
+        .arg("perplexity")
+        .args([model, text])
         .args(["--ctx", &window.to_string(), "--kv-type", kv_type, "--json"])
         .output()
         .expect("the program starts");
@@ -155,12 +189,15 @@ fn perplexity(text: &Path, window: usize, kv_type: &str) -> serde_json::Value {
 
 #[test]
 fn held_out_perplexity_is_the_one_recorded() {
-    let expected = reference().perplexity;
-    let found = perplexity(&folder().join("heldout.txt"), expected.window, "f16");
-    assert_eq!(found["tokens"].as_u64(), Some(expected.scored_tokens));
-    let perplexity = found["perplexity"].as_f64().expect("a number");
-    let error = (perplexity / expected.q8_0 - 1.0).abs();
-    assert!(error < 0.005, "{perplexity} for {}", expected.q8_0);
+    let text = folder().join("heldout.txt");
+    for subject in Subject::both() {
+        let expected = subject.reference.perplexity;
+        let found = perplexity(&subject.argument, &text, expected.window, "f16");
+        assert_eq!(found["tokens"].as_u64(), Some(expected.scored_tokens));
+        let perplexity = found["perplexity"].as_f64().expect("a number");
+        let error = (perplexity / expected.q8_0 - 1.0).abs();
+        assert!(error < 0.005, "{perplexity} for {}", expected.q8_0);
+    }
 }
 
 #[test]
@@ -170,7 +207,7 @@ fn cached_rows_in_fewer_bits_predict_almost_as_well() {
     let cut = text.floor_char_boundary(12_000);
     fs::write(part.path(), &text[..cut]).expect("written");
     let of = |kv_type| {
-        let report = perplexity(part.path(), 1_024, kv_type);
+        let report = perplexity(Path::new("demo"), part.path(), 1_024, kv_type);
         report["perplexity"].as_f64().expect("a number")
     };
     let f16 = of("f16");
