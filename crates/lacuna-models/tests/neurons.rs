@@ -18,6 +18,7 @@ use lacuna_models::{
     ColumnsError, FitSettings, ForwardError, Loading, LogitRows, MakeDevice, Model, PredictorFit,
     PredictorFitter, PredictorsError, with_columns,
 };
+use lacuna_text::tokenizer::Special;
 use runner::{Runner, families, folder};
 use serde::Deserialize;
 
@@ -383,6 +384,39 @@ fn predictors_are_fitted_to_what_a_model_does_and_the_same_every_time() {
     let reads = runner.model.neuron_reads().expect("they are read");
     assert!(reads.recall() > Some(0.8), "{reads:?}");
     assert!(reads.precision() > Some(0.5), "{reads:?}");
+}
+
+#[test]
+fn most_neurons_that_a_trained_model_needs_are_foretold() {
+    let columns = tempfile::tempdir().expect("a folder");
+    let demo = folder().join("../models/demo");
+    let path = demo.join("lacuna-demo-sparse-q8_0.gguf");
+    let text = fs::read_to_string(demo.join("heldout.txt")).expect("committed with the model");
+    let files = ModelFiles::open(&path).expect("it opens");
+    let spec = lacuna_models::describe(&files).expect("a model").spec;
+    let tokenizer = lacuna_models::tokenizer(&files, &spec).expect("it has one");
+    let tokens = tokenizer.encode(&text, Special::NONE).expect("it is text");
+    let settings = FitSettings {
+        rank: 32,
+        ..FitSettings::default()
+    };
+    let fitted = fit(&files, columns.path(), settings, &tokens[..8192]).expect("it is fitted");
+    assert!(fitted.all.recall >= 0.9, "{fitted:?}");
+    assert!(fitted.all.named_share < 0.4, "{fitted:?}");
+    // And of another part of the text, as tokens come.
+    let further = tokens[12_000..12_048].to_vec();
+    let subject = Subject::with_tokens(&path, columns.path(), |_| further).expect("it has neurons");
+    let slots = subject.weights.neurons[0].neurons() * 2 / 5;
+    let mut runner = runner(subject.load(subject.with_slots(slots), None), 2);
+    assert!(both_ways_of(&mut runner, &subject.tokens) == subject.expected);
+    let reads = runner.model.neuron_reads().expect("they are read");
+    println!(
+        "{:?} of them foretold, {:?} right",
+        reads.recall(),
+        reads.precision()
+    );
+    assert!(reads.recall() >= Some(0.9), "{reads:?}");
+    assert!(reads.precision() > Some(0.2), "{reads:?}");
 }
 
 #[test]
