@@ -410,11 +410,7 @@ fn most_neurons_that_a_trained_model_needs_are_foretold() {
     let mut runner = runner(subject.load(subject.with_slots(slots), None), 2);
     assert!(both_ways_of(&mut runner, &subject.tokens) == subject.expected);
     let reads = runner.model.neuron_reads().expect("they are read");
-    println!(
-        "{:?} of them foretold, {:?} right",
-        reads.recall(),
-        reads.precision()
-    );
+    println!("{:?} of them foretold: {reads:?}", reads.recall());
     assert!(reads.recall() >= Some(0.9), "{reads:?}");
     assert!(reads.precision() > Some(0.2), "{reads:?}");
 }

@@ -475,6 +475,16 @@ const COUNTERS: &[Row<u64>] = &[
         |status| status.neurons.map_or(0, |it| it.reads.predicted_needed),
     ),
     (
+        "lacuna_neurons_ahead",
+        "Neurons without a slot that were read ahead of time",
+        |status| status.neurons.map_or(0, |it| it.reads.ahead),
+    ),
+    (
+        "lacuna_neurons_ahead_needed",
+        "Those of them that passes needed",
+        |status| status.neurons.map_or(0, |it| it.reads.ahead_needed),
+    ),
+    (
         "lacuna_neuron_wasted_bytes",
         "Bytes that were read for what was foretold and not needed",
         |status| status.neurons.map_or(0, |it| it.reads.wasted_bytes),

@@ -67,7 +67,7 @@ impl NeuronUse {
             return 0;
         };
         let (width, rank, neurons) = (width as u64, rank as u64, self.neurons() as u64);
-        let computing = PREDICTED_ROWS as u64 * 4 * (rank + neurons) + neurons;
+        let computing = PREDICTED_ROWS as u64 * 4 * (rank + neurons) + 16 * neurons;
         2 * rank * (width + neurons) + 4 * neurons + computing
     }
 
@@ -86,6 +86,10 @@ const NEURON_BOOKS: u64 = 16;
 /// Rows of a pass whose neurons are foretold, at most. Of more, all that one of them needs is most of what there is, and
 /// reading it takes less time than computing them.
 pub(crate) const PREDICTED_ROWS: usize = 8;
+
+/// Neurons that are read ahead of time at once, at most: several times what a disk has under way. A block needs some
+/// hundreds, and most of these have slots.
+pub(crate) const AHEAD_NEURONS: usize = 256;
 
 /// The most bytes of neurons that lie side by side which are read as one.
 pub(crate) const RUN_BYTES: u64 = 256 << 10;
@@ -121,7 +125,8 @@ impl NeuronSlots {
             layers: uses.len(),
             bytes: uses.iter().map(bytes).sum(),
             fixed_bytes: uses.iter().map(NeuronUse::fixed_bytes).sum::<u64>()
-                + Self::ring_bytes(uses) * Self::rings(uses),
+                + Self::ring_bytes(uses)
+                + Self::ahead_bytes(uses),
             neuron_bytes: uses.iter().map(all).sum(),
         })
     }
@@ -133,9 +138,11 @@ impl NeuronSlots {
         2 * sections.max().unwrap_or(0) + held(RUN_BYTES)
     }
 
-    /// Rings of that size: one for what is known to be needed, and one for what is foretold.
-    fn rings(uses: &[NeuronUse]) -> u64 {
-        1 + u64::from(uses.iter().any(|of| of.predictor.is_some()))
+    /// The ring that foretold neurons are read through, 0 without predictors.
+    pub(crate) fn ahead_bytes(uses: &[NeuronUse]) -> u64 {
+        let foretold = uses.iter().filter(|of| of.predictor.is_some());
+        let most = foretold.map(|of| held(of.bytes()) * of.neurons().min(AHEAD_NEURONS) as u64);
+        most.max().map_or(0, |most| most + held(RUN_BYTES))
     }
 
     /// As many as `room` bytes hold.
@@ -331,9 +338,10 @@ mod tests {
         });
         let with = NeuronSlots::of(&foretold, 0).expect("there are neurons");
         let weights = 2 * 16 * (48 + 100) + 4 * 100;
-        let computing = 8 * 4 * (16 + 100) + 100;
+        let computing = 8 * 4 * (16 + 100) + 16 * 100;
         let more = with.fixed_bytes - slots(0).fixed_bytes;
-        assert_eq!(more, weights + computing + NeuronSlots::ring_bytes(&uses));
+        let ring = 100 * held(128) + held(RUN_BYTES);
+        assert_eq!(more, weights + computing + ring);
     }
 
     /// The same said plainly: neurons with the pass that used each last, that which was used last at the end.

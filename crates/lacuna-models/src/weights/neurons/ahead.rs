@@ -1,4 +1,9 @@
-//! Columns that are asked for before it is known that they are needed: those that a block's predictor names.
+//! Columns that are asked for before it is known that they are needed: of those that a block's predictor names and that
+//! have no slot, the likeliest.
+//!
+//! Most of what is needed has a slot, so most of what is named and has none is not needed: a predictor that misses little
+//! names a lot. A read in vain keeps the disk from others, so a column is asked for only if its score exceeds what turned
+//! out, block by block, to be needed every other time.
 //!
 //! They are read by the reader and in the order of everything else, into a ring of their own. When activations are
 //! known, what is needed of them is multiplied with and gets slots like any column; what is not is dropped, also what
@@ -13,7 +18,7 @@ use lacuna_kernels::Cpu;
 use super::super::rows::Slot;
 use super::{Block, Run};
 use crate::error::LoadError;
-use crate::plan::{NeuronUse, PREDICTED_ROWS};
+use crate::plan::{AHEAD_NEURONS, NeuronUse, PREDICTED_ROWS};
 use crate::predictors::{Predictor, Workspace, bias_name, narrow_name, wide_name};
 use crate::program::VectorId;
 
@@ -28,8 +33,14 @@ pub(super) struct Ahead {
     turn: u32,
     /// The block that was foretold last, until its product begins.
     block: Option<usize>,
-    /// By column, whether it was named.
-    named: Vec<bool>,
+    /// By block, what a score must exceed.
+    margins: Vec<f32>,
+    /// By column, the highest score of a row.
+    scores: Vec<f32>,
+    /// By column, whether it was asked for.
+    asked: Vec<bool>,
+    /// The columns that are asked for, in ascending order.
+    wanted: Vec<u32>,
     /// What is read of these, in ascending order.
     runs: Vec<Run>,
     /// How many of them have been asked for: those for which the ring had room.
@@ -49,17 +60,32 @@ struct Books {
 /// What is found out about what was foretold of a block.
 pub(super) struct Foretold<'a> {
     ahead: &'a mut Ahead,
+    block: usize,
     /// The first run that does not end before the columns that have been asked about.
     at: usize,
     right: u64,
+    asked_right: u64,
+    /// Columns without a slot that are needed.
+    missing: u64,
 }
 
 /// How good it was.
 pub(super) struct Outcome {
     pub(super) named: u64,
     pub(super) right: u64,
+    pub(super) asked: u64,
+    pub(super) asked_right: u64,
     pub(super) wasted_bytes: u64,
 }
+
+/// The part of what is asked for that is to be needed. A read that was in vain costs what one saves that was not.
+const NEEDED: f32 = 0.5;
+
+/// How much a margin, in logits, changes for what was needed less often than that; how much it falls when something was
+/// missing and nothing had been asked for; and the most that it is.
+const GAIN: f32 = 1.0;
+const PROBE: f32 = 0.05;
+const MOST_MARGIN: f32 = 30.0;
 
 /// The number of a read that belongs to a turn, 0 for those that are known to be needed.
 fn number(turn: u32, run: usize) -> u64 {
@@ -103,7 +129,10 @@ impl Ahead {
             work: Workspace::default(),
             turn: 0,
             block: None,
-            named: Vec::new(),
+            margins: vec![0.0; uses.len()],
+            scores: Vec::new(),
+            asked: Vec::new(),
+            wanted: Vec::new(),
             runs: Vec::new(),
             begun: 0,
             books: Vec::new(),
@@ -137,20 +166,16 @@ impl Ahead {
         self.turn = self.turn.checked_add(1).unwrap_or(1);
         let (number_of, predictor) = &self.predictors[&norm];
         let (number_of, block) = (*number_of, &blocks[*number_of]);
-        self.named.clear();
-        self.named.resize(predictor.neurons(), false);
-        for scores in predictor
-            .scores(cpu, x, &mut self.work)
-            .chunks_exact(predictor.neurons())
-        {
-            for (named, score) in self.named.iter_mut().zip(scores) {
-                *named |= *score >= 0.0;
-            }
+        self.scores.clear();
+        self.scores.resize(predictor.neurons(), f32::NEG_INFINITY);
+        let rows = predictor.scores(cpu, x, &mut self.work);
+        for row in rows.chunks_exact(predictor.neurons()) {
+            let both = self.scores.iter_mut().zip(row);
+            both.for_each(|(highest, score)| *highest = highest.max(*score));
         }
-        for (column, named) in (0..).zip(&self.named) {
-            if *named && !block.lru.holds(column) {
-                block.join(column, &mut self.runs);
-            }
+        self.choose(self.margins[number_of], block);
+        for column in &self.wanted {
+            block.join(*column, &mut self.runs);
         }
         self.block = Some(number_of);
         self.books.clear();
@@ -170,6 +195,34 @@ impl Ahead {
         }
         reader.submit();
         read
+    }
+
+    /// Chooses what is asked for: what exceeds a margin and has no slot, and of too many the likeliest.
+    fn choose(&mut self, margin: f32, block: &Block) {
+        let Self {
+            scores,
+            wanted,
+            asked,
+            ..
+        } = self;
+        wanted.clear();
+        let likely = (0..)
+            .zip(&*scores)
+            .filter(|(column, score)| **score >= margin && !block.lru.holds(*column));
+        wanted.extend(likely.map(|(column, _)| column));
+        if wanted.len() > AHEAD_NEURONS {
+            let score = |column: &u32| scores[*column as usize];
+            wanted.select_nth_unstable_by(AHEAD_NEURONS, |a, b| {
+                score(b).total_cmp(&score(a)).then(a.cmp(b))
+            });
+            wanted.truncate(AHEAD_NEURONS);
+            wanted.sort_unstable();
+        }
+        asked.clear();
+        asked.resize(scores.len(), false);
+        for column in &*wanted {
+            asked[*column as usize] = true;
+        }
     }
 
     /// Whether something may be on its way.
@@ -194,8 +247,11 @@ impl Ahead {
         match self.block.take() == Some(block) {
             true => Some(Foretold {
                 ahead: self,
+                block,
                 at: 0,
                 right: 0,
+                asked_right: 0,
+                missing: 0,
             }),
             false => {
                 self.forget();
@@ -231,13 +287,14 @@ impl Ahead {
 impl Foretold<'_> {
     /// Says that a column is needed that has a slot.
     pub(super) fn has(&mut self, column: u32) {
-        self.right += u64::from(self.ahead.named[column as usize]);
+        self.right += u64::from(self.ahead.scores[column as usize] >= 0.0);
     }
 
     /// Says that a column is needed that has no slot; those before it have been asked about. Returns the run that it is read
     /// in, if there is one.
     pub(super) fn needs(&mut self, column: u32) -> Option<usize> {
         self.has(column);
+        self.missing += 1;
         let begun = &self.ahead.runs[..self.ahead.begun];
         while begun.get(self.at)?.columns.end <= column {
             self.at += 1;
@@ -246,19 +303,37 @@ impl Foretold<'_> {
         if !run.columns.contains(&column) {
             return None;
         }
+        self.asked_right += u64::from(self.ahead.asked[column as usize]);
         self.ahead.books[self.at].is_needed = true;
         Some(self.at)
     }
 
-    /// How good it was, when all columns that are needed have been asked about.
+    /// How good it was, when all columns that are needed have been asked about; what is asked for the next time depends on
+    /// it.
     pub(super) fn outcome(self, block: &Block) -> Outcome {
         let ahead = self.ahead;
         let begun = ahead.runs[..ahead.begun].iter().zip(&ahead.books);
         let wasted = begun.filter(|(_, books)| !books.is_needed);
+        let wasted_bytes = wasted.map(|(run, _)| block.run_bytes(run)).sum();
+        let end = ahead
+            .begun
+            .checked_sub(1)
+            .map(|last| ahead.runs[last].columns.end);
+        let asked = ahead.wanted.partition_point(|column| Some(*column) < end);
+        let margin = &mut ahead.margins[self.block];
+        *margin += match (asked, self.missing) {
+            (0, 0) => 0.0,
+            (0, _) => -PROBE,
+            (asked, _) => GAIN * (NEEDED - self.asked_right as f32 / asked as f32),
+        };
+        *margin = margin.clamp(0.0, MOST_MARGIN);
+        let named = ahead.scores.iter().filter(|score| **score >= 0.0);
         Outcome {
-            named: ahead.named.iter().map(|named| u64::from(*named)).sum(),
+            named: named.count() as u64,
             right: self.right,
-            wasted_bytes: wasted.map(|(run, _)| block.run_bytes(run)).sum(),
+            asked: asked as u64,
+            asked_right: self.asked_right,
+            wasted_bytes,
         }
     }
 }

@@ -145,17 +145,18 @@ impl Neurons {
         });
         let blocks = blocks.collect::<Result<Vec<_>, LoadError>>()?;
         let widest = uses.iter().map(NeuronUse::neurons).max().unwrap_or(0);
-        let ring = || Ring::new(NeuronSlots::ring_bytes(uses) as usize).map_err(LoadError::Reading);
+        let ring = |bytes| Ring::new(bytes as usize).map_err(LoadError::Reading);
         let predictors = predictors.filter(|_| uses.iter().any(|of| of.predictor.is_some()));
         let ahead = predictors.map(|tensors| {
             let mut read = |tensor: &Tensor| read_whole(&mut reader, files, tensor);
-            Ahead::new(ring()?, tensors, uses, &mut read)
+            let ring = ring(NeuronSlots::ahead_bytes(uses))?;
+            Ahead::new(ring, tensors, uses, &mut read)
         });
         let ahead = ahead.transpose()?;
         let numbered = uses.iter().enumerate();
         Ok(Self {
             reader,
-            ring: ring()?,
+            ring: ring(NeuronSlots::ring_bytes(uses))?,
             blocks,
             block_of: numbered.map(|(block, of)| (of.matrix, block)).collect(),
             turn: Turn::default(),
@@ -291,6 +292,8 @@ impl Neurons {
             counters.predicted.add(guess.named);
             counters.predicted_right.add(guess.right);
             counters.predicted_needed.add(needed);
+            counters.ahead.add(guess.asked);
+            counters.ahead_needed.add(guess.asked_right);
             counters.wasted_bytes.add(guess.wasted_bytes);
         }
         self.ask();

@@ -20,6 +20,10 @@ pub struct NeuronReads {
     pub predicted_right: u64,
     /// Neurons that were needed of blocks of which some were foretold: a long prompt's are not.
     pub predicted_needed: u64,
+    /// Neurons that were read ahead of time: those without a slot that were most likely to be needed.
+    pub ahead: u64,
+    /// Those of them that were needed.
+    pub ahead_needed: u64,
     /// Of the bytes that were read, those that were foretold and not needed.
     pub wasted_bytes: u64,
 }
@@ -49,6 +53,12 @@ impl NeuronReads {
         share(self.predicted_right, self.predicted)
     }
 
+    /// The part of what was read ahead of time that was needed; `None` where nothing was.
+    #[must_use]
+    pub fn ahead_share(&self) -> Option<f64> {
+        share(self.ahead_needed, self.ahead)
+    }
+
     /// What came after `before`.
     #[must_use]
     pub fn since(&self, before: Self) -> Self {
@@ -60,6 +70,8 @@ impl NeuronReads {
             predicted: self.predicted - before.predicted,
             predicted_right: self.predicted_right - before.predicted_right,
             predicted_needed: self.predicted_needed - before.predicted_needed,
+            ahead: self.ahead - before.ahead,
+            ahead_needed: self.ahead_needed - before.ahead_needed,
             wasted_bytes: self.wasted_bytes - before.wasted_bytes,
         }
     }
@@ -79,6 +91,8 @@ pub(in crate::weights) struct Counters {
     pub(super) predicted: Counter,
     pub(super) predicted_right: Counter,
     pub(super) predicted_needed: Counter,
+    pub(super) ahead: Counter,
+    pub(super) ahead_needed: Counter,
     pub(super) wasted_bytes: Counter,
 }
 
@@ -106,6 +120,8 @@ impl Counters {
             predicted: self.predicted.now(),
             predicted_right: self.predicted_right.now(),
             predicted_needed: self.predicted_needed.now(),
+            ahead: self.ahead.now(),
+            ahead_needed: self.ahead_needed.now(),
             wasted_bytes: self.wasted_bytes.now(),
         }
     }
