@@ -106,7 +106,7 @@ impl PredictorFitter {
     /// For a model and a text of so many tokens; the file will be in `folder`, where those of neurons are.
     ///
     /// # Errors
-    /// [`PredictorsError`]: a model without such neurons, or a text that is too short.
+    /// [`PredictorsError`]: a model without such neurons, or a text that is too short or too long.
     pub fn new(
         files: &ModelFiles,
         folder: &Path,
@@ -122,6 +122,11 @@ impl PredictorFitter {
         if tokens < LEAST_TOKENS {
             let needed = LEAST_TOKENS;
             return Err(PredictorsError::TextTooShort { tokens, needed });
+        }
+        let widest = blocks.iter().map(|(_, shape)| row_bytes(shape)).max();
+        let most = (RECORDED_BYTES / widest.unwrap_or(1)) as usize;
+        if tokens > most {
+            return Err(PredictorsError::TextTooLong { tokens, most });
         }
         std::fs::create_dir_all(folder).map_err(|source| PredictorsError::Write {
             path: folder.to_owned(),
@@ -152,9 +157,8 @@ impl PredictorFitter {
         let mut bytes = 0;
         let rest = self.blocks[self.predictors.len()..].iter();
         let some = rest.take_while(|(_, shape)| {
-            let before = bytes;
             bytes += row_bytes(shape) * self.tokens as u64;
-            before == 0 || bytes <= RECORDED_BYTES
+            bytes <= RECORDED_BYTES
         });
         let mut some = some.map(|(matrix, shape)| (*matrix, shape)).peekable();
         some.peek()?;

@@ -24,7 +24,7 @@ use lacuna_files::{Metadata, ModelFiles, OutputFile, Tensors};
 use lacuna_kernels::{Activations, Cpu, DType, Matrix};
 
 use crate::error::LoadError;
-use crate::program::{MatrixId, Op, Program, Rows, TensorSpec, VectorId};
+use crate::program::{MatrixId, Op, Program, Rows, Slot, TensorSpec, VectorId};
 use crate::weights::sparse_matrices;
 
 pub use fit::{BlockFit, FitSettings, PredictorFit, PredictorFitter};
@@ -82,6 +82,16 @@ pub enum PredictorsError {
         /// Tokens that are needed.
         needed: usize,
     },
+    /// There is more of it than is learned from at once.
+    #[error(
+        "{tokens} tokens are more than the {most} that one block's activations are recorded of; use fewer of the text"
+    )]
+    TextTooLong {
+        /// Tokens that there are.
+        tokens: usize,
+        /// Tokens that are taken.
+        most: usize,
+    },
     /// Activations are no numbers.
     #[error(
         "the activations around `{name}` are not all finite; the model's weights are damaged, or the text is none for it"
@@ -120,8 +130,8 @@ pub(crate) struct Input {
 pub(crate) fn inputs(program: &Program) -> HashMap<usize, Input> {
     let sparse = sparse_matrices(program);
     let ops = program.steps().iter().flat_map(|step| program.ops(step));
-    // Since the last block whose columns are read: of each what it multiplies with, reads and is wide.
-    let mut norms = Vec::new();
+    // Since the last block whose columns are read.
+    let mut norms: Vec<WeightedNorm> = Vec::new();
     let mut found = HashMap::new();
     for op in ops {
         match op {
@@ -135,42 +145,59 @@ pub(crate) fn inputs(program: &Program) -> HashMap<usize, Input> {
                 if !sparse.contains(&matrix) {
                     continue;
                 }
-                let mut near = norms
-                    .drain(..)
-                    .rev()
-                    .filter(|(_, _, width)| *width == of.rows);
-                if let Some((own, reads, width)) = near.next() {
-                    let before = near.find(|(_, other, _)| *other == reads);
-                    let norm = before.map_or(own, |(norm, _, _)| norm);
+                let mut near = norms.drain(..).rev().filter(|norm| norm.width == of.rows);
+                if let Some(own) = near.next() {
+                    let before = near.find(|norm| norm.input == own.input);
+                    let norm = before.unwrap_or(own).weight;
+                    let width = own.width;
                     found.insert(matrix, Input { norm, width });
                 }
             }
-            other => norms.extend(weighted_norm(other)),
+            other => norms.extend(WeightedNorm::of(other)),
         }
     }
     found
 }
 
-/// What a norm of whole rows of tokens multiplies with, the slot that it reads, and elements of a row; `None` for other
-/// operations.
-fn weighted_norm(op: &Op) -> Option<(VectorId, crate::program::Slot, usize)> {
-    match *op {
-        Op::Norm {
-            weight: Some(weight),
-            input,
-            rows: Rows::Tokens,
-            groups: 1,
-            width,
-            ..
+/// A norm of whole rows of tokens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WeightedNorm {
+    /// What it multiplies with.
+    pub(crate) weight: VectorId,
+    pub(crate) input: Slot,
+    pub(crate) output: Slot,
+    /// Elements of a row.
+    pub(crate) width: usize,
+}
+
+impl WeightedNorm {
+    /// `None` for other operations.
+    pub(crate) fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::Norm {
+                weight: Some(weight),
+                input,
+                output,
+                rows: Rows::Tokens,
+                groups: 1,
+                width,
+                ..
+            }
+            | Op::BiasedNorm {
+                weight,
+                input,
+                output,
+                rows: Rows::Tokens,
+                width,
+                ..
+            } => Some(Self {
+                weight,
+                input,
+                output,
+                width,
+            }),
+            _ => None,
         }
-        | Op::BiasedNorm {
-            weight,
-            input,
-            rows: Rows::Tokens,
-            width,
-            ..
-        } => Some((weight, input, width)),
-        _ => None,
     }
 }
 

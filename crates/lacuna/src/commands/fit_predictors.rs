@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{EngineConfig, Special};
+use lacuna::{Engine, EngineConfig, Special};
 use lacuna_models::{FitSettings, PredictorFit, PredictorFitter};
 use serde::Serialize;
 
 use crate::cli::FitPredictorsArgs;
-use crate::commands::engine;
 use crate::commands::perplexity::{first_token, windows};
-use lacuna_cli::{open_files, output};
+use lacuna_cli::{open_files, open_to_run, output};
 
 /// Tokens of a window of the text, each of which begins with an empty context: long enough to be like the rest of a
 /// longer one, and short enough that attention costs little.
@@ -49,7 +48,8 @@ pub(crate) fn run(args: &FitPredictorsArgs) -> Result<()> {
     // Before the model is loaded: what is refused is refused at once.
     let fitter = PredictorFitter::new(&files, &args.neurons, settings, tokens.len());
     let fitter = fitter.with_context(cannot)?;
-    let mut engine = engine(&args.model, config)?;
+    // What is recorded is no part of the engine's plan, so that is not held against the process.
+    let mut engine = Engine::new(open_to_run(&args.model, &config)?, &config)?;
     let windows = windows(&tokens, engine.context_tokens(), first_token(&tokenizer)?)?;
     let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {eta}")?;
     let bar = ProgressBar::new(0).with_style(style);

@@ -5,12 +5,18 @@ use lacuna_kernels::{Activation, Columns};
 
 use super::{Pass, first};
 use crate::error::ForwardError;
-use crate::program::{MatrixId, Slot, VectorId};
+use crate::predictors::WeightedNorm;
+use crate::program::{MatrixId, Slot};
 
 impl Pass<'_, '_> {
-    /// Asks for neurons that are likely to be needed by what a norm has left in a slot, rows of so many elements; and writes
-    /// it down, if that is to be known.
-    pub(super) fn foretell(&mut self, norm: VectorId, output: Slot, width: usize) {
+    /// Asks for neurons that are likely to be needed by what a norm has left; and writes that down, if it is to be known.
+    pub(super) fn foretell(&mut self, norm: WeightedNorm) {
+        let WeightedNorm {
+            weight: norm,
+            output,
+            width,
+            ..
+        } = norm;
         let rows = self.size.tokens;
         let Self {
             stream,

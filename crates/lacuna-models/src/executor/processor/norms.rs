@@ -1,6 +1,7 @@
 //! Norms, in place or from one slot to another.
 
 use super::{OF_ANOTHER_KIND, Pass, first};
+use crate::predictors::WeightedNorm;
 use crate::program::{Op, Rows, Slot, VectorId};
 use crate::spec::{Norm, NormKind};
 
@@ -8,23 +9,8 @@ impl Pass<'_, '_> {
     /// Runs a norm. What it leaves may say which neurons of a block are likely to be needed.
     pub(super) fn norm_op(&mut self, op: &Op) {
         self.run_norm(op);
-        match *op {
-            Op::Norm {
-                weight: Some(weight),
-                output,
-                rows: Rows::Tokens,
-                groups: 1,
-                width,
-                ..
-            }
-            | Op::BiasedNorm {
-                weight,
-                output,
-                rows: Rows::Tokens,
-                width,
-                ..
-            } => self.foretell(weight, output, width),
-            _ => {}
+        if let Some(norm) = WeightedNorm::of(op) {
+            self.foretell(norm);
         }
     }
 

@@ -16,7 +16,7 @@ use lacuna_files::{Tensor, Tensors};
 use lacuna_kernels::Cpu;
 
 use super::super::rows::Slot;
-use super::{Block, Run};
+use super::block::{Block, Run};
 use crate::error::LoadError;
 use crate::plan::{AHEAD_NEURONS, NeuronUse, PREDICTED_ROWS};
 use crate::predictors::{Predictor, Workspace, bias_name, narrow_name, wide_name};

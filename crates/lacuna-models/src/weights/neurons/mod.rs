@@ -13,6 +13,7 @@
 //! anew.
 
 mod ahead;
+mod block;
 mod reads;
 #[cfg(test)]
 mod tests;
@@ -21,24 +22,21 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Ring};
+use lacuna_files::reader::{Buffer, FileReader, Finished, Ring};
 use lacuna_files::{Tensor, Tensors};
 use lacuna_kernels::{ColumnLayout, Cpu};
 
 use self::ahead::Ahead;
+use self::block::{Block, Run};
 use super::columns::{columns_name, scales_name};
 use super::fetch::Files;
 use super::rows::Slot;
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
-use crate::plan::{NeuronLru, NeuronSlots, NeuronUse, RUN_BYTES};
+use crate::plan::{NeuronLru, NeuronSlots, NeuronUse};
 use crate::program::{MatrixId, VectorId};
 
 pub(super) use reads::Counters;
 pub use reads::NeuronReads;
-
-/// Slots are parts of pieces of memory of about so many bytes, which go back to the system as there are fewer: a huge page,
-/// where there are as many.
-const CHUNK_BYTES: usize = 2 << 20;
 
 /// The neurons of all blocks that have files of them. One pass has them at a time.
 #[derive(Debug)]
@@ -61,19 +59,6 @@ pub(crate) struct Neurons {
 pub(super) struct MoreSlots {
     slots: usize,
     chunks: Vec<Vec<Buffer>>,
-}
-
-/// The columns of a matrix.
-#[derive(Debug)]
-struct Block {
-    /// The matrix, for errors.
-    name: String,
-    extent: Extent,
-    layout: ColumnLayout,
-    scales: Vec<u8>,
-    lru: NeuronLru,
-    /// Memory of slots, as many in each piece as it holds.
-    chunks: Vec<Buffer>,
 }
 
 /// A product under way.
@@ -107,14 +92,6 @@ enum Place {
     Run(usize),
     /// A run that was asked for ahead of time.
     Ahead(usize),
-}
-
-/// Columns side by side that are read together.
-#[derive(Debug)]
-struct Run {
-    columns: Range<u32>,
-    /// `None` before it is asked for, and when it is over.
-    slot: Option<Slot>,
 }
 
 impl Neurons {
@@ -437,96 +414,6 @@ impl Turn {
             lent.range.end = end;
         }
         lent
-    }
-}
-
-impl Block {
-    /// The bytes of a column, in the file of columns.
-    fn offset(&self, column: u32) -> u64 {
-        self.extent.range.start + u64::from(column) * self.layout.column_bytes() as u64
-    }
-
-    fn extent(&self, run: &Run) -> Extent {
-        Extent {
-            file: self.extent.file.clone(),
-            range: self.offset(run.columns.start)..self.offset(run.columns.end),
-        }
-    }
-
-    /// Bytes that reading a run takes.
-    fn run_bytes(&self, run: &Run) -> u64 {
-        self.extent(run).buffer_bytes() as u64
-    }
-
-    /// Adds a column to what is read, in a run of its own or where that reads no page that would not be read anyway.
-    /// Returns which.
-    fn join(&self, column: u32, runs: &mut Vec<Run>) -> usize {
-        const PAGE: u64 = 4096;
-        let section = |column: u32| column as usize / ColumnLayout::SECTION;
-        if let Some(last) = runs.last_mut() {
-            let (start, end) = (
-                self.offset(last.columns.start),
-                self.offset(last.columns.end),
-            );
-            let beside = self.offset(column) / PAGE <= end.div_ceil(PAGE);
-            let short = self.offset(column + 1) - start <= RUN_BYTES;
-            if beside && short && section(last.columns.start) == section(column) {
-                last.columns.end = column + 1;
-                return runs.len() - 1;
-            }
-        }
-        runs.push(Run {
-            columns: column..column + 1,
-            slot: None,
-        });
-        runs.len() - 1
-    }
-
-    /// The bytes of a column in what was read with it.
-    fn in_run<'a>(&self, run: &'a Run, column: u32) -> &'a [u8] {
-        let Some(Slot::Read(bytes)) = &run.slot else {
-            unreachable!("what is lent has been read")
-        };
-        let each = self.layout.column_bytes();
-        &bytes[(column - run.columns.start) as usize * each..][..each]
-    }
-
-    /// Slots of a chunk.
-    fn chunk_slots(&self) -> usize {
-        (CHUNK_BYTES / self.layout.column_bytes()).max(1)
-    }
-
-    /// Where a slot is: in which chunk, and which bytes of it.
-    fn place(&self, slot: u32) -> (usize, Range<usize>) {
-        let (slot, each) = (slot as usize, self.layout.column_bytes());
-        let start = slot % self.chunk_slots() * each;
-        (slot / self.chunk_slots(), start..start + each)
-    }
-
-    /// The chunks that `slots` slots take beyond those that are full already.
-    fn more_chunks(&self, slots: usize) -> std::io::Result<Vec<Buffer>> {
-        let (slots, each) = (slots.min(self.layout.cols()), self.chunk_slots());
-        if slots == self.lru.len() {
-            return Ok(Vec::new());
-        }
-        let full = self.lru.len().min(slots) / each;
-        let starts = (full * each..slots).step_by(each);
-        let sizes = starts.map(|start| each.min(slots - start) * self.layout.column_bytes());
-        sizes.map(Buffer::new).collect()
-    }
-
-    /// Has `slots` slots from now on, with `more` chunks that were made for as many.
-    fn resize(&mut self, slots: usize, more: Vec<Buffer>) {
-        let slots = slots.min(self.layout.cols());
-        if slots == self.lru.len() {
-            return;
-        }
-        let full = self.lru.len().min(slots) / self.chunk_slots();
-        // What is in a chunk that is not full is read again.
-        self.lru.resize(full * self.chunk_slots());
-        self.lru.resize(slots);
-        self.chunks.truncate(full);
-        self.chunks.extend(more);
     }
 }
 
