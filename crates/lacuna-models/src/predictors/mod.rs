@@ -3,13 +3,16 @@
 //! column that is missing when activations are known is read then.
 //!
 //! A neuron is named if `wide (narrow x) + bias >= 0`, where `x` is what an earlier norm of the pass has left ([`inputs`]).
+//! At a score of `margin` it is as likely as not to be needed.
+//!
 //! They are fitted once of a model's own activations, which passes record ([`NeuronRecorder`]), and lie in a file beside
-//! that of its columns: GGUF, with three tensors for each block, named by the matrix that its activations are multiplied with.
+//! that of its columns: GGUF, with four tensors for each block, named by the matrix that its activations are multiplied with.
 //!
 //! ```text
 //! NAME.narrow  f16 [rank, width of the norm]
 //! NAME.wide    f16 [neurons, rank]
 //! NAME.bias    f32 [neurons]
+//! NAME.margin  f32 [1]
 //! ```
 
 mod fit;
@@ -47,6 +50,10 @@ pub(crate) fn wide_name(tensor: &str) -> String {
 
 pub(crate) fn bias_name(tensor: &str) -> String {
     format!("{tensor}.bias")
+}
+
+pub(crate) fn margin_name(tensor: &str) -> String {
+    format!("{tensor}.margin")
 }
 
 /// Why there are no predictors.
@@ -270,6 +277,7 @@ fn check(tensors: &Tensors, block: &BlockShape) -> Result<(), String> {
         (narrow_name(name), DType::F16, vec![rank, *width]),
         (wide_name(name), DType::F16, vec![*neurons, rank]),
         (bias_name(name), DType::F32, vec![*neurons]),
+        (margin_name(name), DType::F32, vec![1]),
     ];
     for (name, dtype, shape) in parts {
         let tensor = tensors.require_shape(&name, &shape);
@@ -320,6 +328,7 @@ pub(crate) fn write(
         header.tensor(&narrow_name(name), DType::F16, &[of.rank, of.width])?;
         header.tensor(&wide_name(name), DType::F16, &[of.neurons(), of.rank])?;
         header.tensor(&bias_name(name), DType::F32, &[of.neurons()])?;
+        header.tensor(&margin_name(name), DType::F32, &[1])?;
     }
     let output = OutputFile::create(path).map_err(failed)?;
     let mut body = header.begin(std::io::BufWriter::new(output))?;
@@ -328,6 +337,7 @@ pub(crate) fn write(
         body.tensor(&wide_name(name), &of.wide)?;
         let bias: Vec<u8> = of.bias.iter().flat_map(|it| it.to_le_bytes()).collect();
         body.tensor(&bias_name(name), &bias)?;
+        body.tensor(&margin_name(name), &of.margin.to_le_bytes())?;
     }
     let output = body.finish()?.into_inner();
     let output = output.map_err(|error| failed(error.into_error()))?;
@@ -346,6 +356,8 @@ pub(crate) struct Predictor {
     /// `[neurons, rank]` in f16.
     wide: Vec<u8>,
     bias: Vec<f32>,
+    /// The score of a neuron that is as likely as not to be needed.
+    pub(crate) margin: f32,
 }
 
 /// What predictors compute in.
@@ -364,15 +376,19 @@ impl Predictor {
         (width, rank): (usize, usize),
         narrow: Vec<u8>,
         wide: Vec<u8>,
-        bias: &[u8],
+        [bias, margin]: [&[u8]; 2],
     ) -> Self {
-        let bias = bias.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+        let floats = |bytes: &[u8]| -> Vec<f32> {
+            let words = bytes.as_chunks().0.iter();
+            words.map(|word| f32::from_le_bytes(*word)).collect()
+        };
         let of = Self {
             width,
             rank,
             narrow,
             wide,
-            bias: bias.collect(),
+            bias: floats(bias),
+            margin: floats(margin)[0],
         };
         let half = |bytes: &[u8], rows: usize, columns: usize| bytes.len() == 2 * rows * columns;
         assert!(half(&of.narrow, rank, width) && half(&of.wide, of.neurons(), rank));
@@ -385,7 +401,7 @@ impl Predictor {
 
     /// Bytes of it in a file.
     fn bytes(&self) -> u64 {
-        (self.narrow.len() + self.wide.len() + 4 * self.bias.len()) as u64
+        (self.narrow.len() + self.wide.len() + 4 * (self.bias.len() + 1)) as u64
     }
 
     /// A score of each neuron for each row of `x`, `[rows, neurons]`: that of one which it names is 0 or more.

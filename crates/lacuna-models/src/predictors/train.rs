@@ -61,6 +61,8 @@ pub(super) fn train(
     let mut predictor = descent.predictor();
     let threshold = threshold(cpu, of, &predictor, calibrated, recall);
     predictor.bias.iter_mut().for_each(|it| *it -= threshold);
+    // Where sums before were 0. What is named at all is as likely as that, if nothing less likely need be.
+    predictor.margin = (-threshold).max(0.0);
     let mut quality = Quality::default();
     each_score(cpu, of, &predictor, reported, &mut |score, is_active| {
         let is_named = score >= 0.0;
@@ -306,6 +308,7 @@ impl<'a> Descent<'a> {
             narrow: halves(&self.narrow.values, self.scale),
             wide: halves(&self.wide.values, 1.0),
             bias: self.bias.values,
+            margin: 0.0,
         }
     }
 }
@@ -369,6 +372,19 @@ mod tests {
         assert!((0.93..0.98).contains(&recall), "{recall}");
         let named = share(found.named, found.all);
         assert!(named < 1.4 * active, "{named} of {active}");
+        // At the margin half of what is named is needed, and so most of what is above it.
+        let (mut above, mut right) = (0, 0);
+        each_score(
+            &cpu,
+            &of,
+            &predictor,
+            3600..4000,
+            &mut |score, is_active| {
+                above += u64::from(score >= predictor.margin);
+                right += u64::from(score >= predictor.margin && is_active);
+            },
+        );
+        assert!(right > 0 && share(right, above) > 0.7, "{right} of {above}");
         let again = train(&cpu, &of, (8, 0.95), 1, &mut || ());
         assert_eq!(again.0, predictor);
     }

@@ -42,6 +42,7 @@ fn foretell(says: Says, files: &ModelFiles, folder: &Path) -> PathBuf {
             ("narrow", DType::F16, vec![RANK, hidden]),
             ("wide", DType::F16, vec![of.neurons(), RANK]),
             ("bias", DType::F32, vec![of.neurons()]),
+            ("margin", DType::F32, vec![1]),
         ] {
             let declared = header.tensor(&format!("{}.{part}", of.name), dtype, &shape);
             declared.expect("whole blocks");
@@ -64,6 +65,7 @@ fn foretell(says: Says, files: &ModelFiles, folder: &Path) -> PathBuf {
             ("narrow", halves(RANK * hidden)),
             ("wide", halves(RANK * of.neurons())),
             ("bias", bias),
+            ("margin", 0.5f32.to_le_bytes().to_vec()),
         ] {
             let name = format!("{}.{part}", of.name);
             body.tensor(&name, &bytes).expect("as declared");
@@ -249,13 +251,15 @@ fn a_model_without_such_neurons_and_a_file_that_is_not_its_predictors_are_refuse
     };
     refused(b"");
     refused(&whole[..whole.len() / 2]);
-    refused(&whole[..whole.len() - 1]);
+    // The last value, and what fills up to the next multiple of 32 bytes.
+    let last = whole.len() - 32;
+    refused(&whole[..last + 3]);
     // After the key comes the type of its value, then this.
     let version = find(b"lacuna.predictors.version") + 4;
     assert!(refused(&with(version, &[9])).contains("another version"));
     let weights = find(b"lacuna.predictors.weights") + 12;
     assert!(refused(&with(weights, b"00000000")).contains("other weights"));
-    let not_finite = refused(&with(whole.len() - 4, &f32::NAN.to_le_bytes()));
+    let not_finite = refused(&with(last, &f32::NAN.to_le_bytes()));
     assert!(not_finite.contains("not finite"), "{not_finite}");
     // Dimensions come after the name and how many there are.
     let shape = find(b"ffn_down.weight.narrow") + 4;

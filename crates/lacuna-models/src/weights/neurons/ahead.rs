@@ -19,7 +19,7 @@ use super::super::rows::Slot;
 use super::block::{Block, Run};
 use crate::error::LoadError;
 use crate::plan::{AHEAD_NEURONS, NeuronUse, PREDICTED_ROWS};
-use crate::predictors::{Predictor, Workspace, bias_name, narrow_name, wide_name};
+use crate::predictors::{Predictor, Workspace, bias_name, margin_name, narrow_name, wide_name};
 use crate::program::VectorId;
 
 /// The predictors of blocks, and what was asked for because of the last that was used.
@@ -108,7 +108,7 @@ impl Ahead {
         uses: &[NeuronUse],
         read: &mut dyn FnMut(&Tensor) -> Result<Vec<u8>, LoadError>,
     ) -> Result<Self, LoadError> {
-        let mut predictors = HashMap::new();
+        let (mut predictors, mut margins) = (HashMap::new(), vec![0.0; uses.len()]);
         for (block, of) in uses.iter().enumerate() {
             let Some(used) = of.predictor else {
                 continue;
@@ -118,8 +118,9 @@ impl Ahead {
                 (used.width, used.rank),
                 part(narrow_name(&of.name))?,
                 part(wide_name(&of.name))?,
-                &part(bias_name(&of.name))?,
+                [&part(bias_name(&of.name))?, &part(margin_name(&of.name))?],
             );
+            margins[block] = predictor.margin;
             let VectorId(norm) = used.norm;
             predictors.insert(norm, (block, predictor));
         }
@@ -129,7 +130,7 @@ impl Ahead {
             work: Workspace::default(),
             turn: 0,
             block: None,
-            margins: vec![0.0; uses.len()],
+            margins,
             scores: Vec::new(),
             asked: Vec::new(),
             wanted: Vec::new(),

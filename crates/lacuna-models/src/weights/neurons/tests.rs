@@ -107,6 +107,7 @@ impl Subject {
                 ("narrow", DType::F16, vec![PATTERNS, PATTERNS]),
                 ("wide", DType::F16, vec![cols, PATTERNS]),
                 ("bias", DType::F32, vec![cols]),
+                ("margin", DType::F32, vec![1]),
             ] {
                 let declared = header.tensor(&format!("{name}.{part}"), dtype, &shape);
                 declared.expect("whole blocks");
@@ -130,6 +131,7 @@ impl Subject {
                 ("narrow", halves(&narrow)),
                 ("wide", halves(&wide)),
                 ("bias", bias),
+                ("margin", vec![0u8; 4]),
             ] {
                 let name = format!("{}.{part}", NAMES[block]);
                 body.tensor(&name, &bytes).expect("as declared");
