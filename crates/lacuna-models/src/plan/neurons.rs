@@ -60,15 +60,22 @@ impl NeuronUse {
         self.layout.scale_bytes() as u64 + books + self.predictor_bytes()
     }
 
-    /// Memory of its predictor: matrices of 2 bytes an element and a bias of 4, and, as if each had its own, what it
-    /// computes in and what it has named.
+    /// Memory of its predictor: matrices of 2 bytes an element, and a bias of 4.
     fn predictor_bytes(&self) -> u64 {
-        let Some(PredictorUse { width, rank, .. }) = self.predictor else {
-            return 0;
+        let weights = |of: PredictorUse| {
+            let neurons = self.neurons() as u64;
+            2 * of.rank as u64 * (of.width as u64 + neurons) + 4 * neurons
         };
-        let (width, rank, neurons) = (width as u64, rank as u64, self.neurons() as u64);
-        let computing = PREDICTED_ROWS as u64 * 4 * (rank + neurons) + 16 * neurons;
-        2 * rank * (width + neurons) + 4 * neurons + computing
+        self.predictor.map_or(0, weights)
+    }
+
+    /// Memory that its predictor computes in: rows between the matrices and of scores, and books of each neuron.
+    fn predicting_bytes(&self) -> u64 {
+        let computing = |of: PredictorUse| {
+            let neurons = self.neurons() as u64;
+            PREDICTED_ROWS as u64 * 4 * (of.rank as u64 + neurons) + neurons * NEURON_BOOKS
+        };
+        self.predictor.map_or(0, computing)
     }
 
     /// The most memory of the neurons that are read together.
@@ -87,9 +94,9 @@ const NEURON_BOOKS: u64 = 16;
 /// reading it takes less time than computing them.
 pub(crate) const PREDICTED_ROWS: usize = 8;
 
-/// Neurons that are read ahead of time at once, at most: several times what a disk has under way. A block needs some
-/// hundreds, and most of these have slots.
-pub(crate) const AHEAD_NEURONS: usize = 256;
+/// Neurons that are read ahead of time at once, at most: twice what a disk has under way. A block needs some hundreds, and
+/// most of these have slots.
+pub(crate) const AHEAD_NEURONS: usize = 128;
 
 /// The most bytes of neurons that lie side by side which are read as one.
 pub(crate) const RUN_BYTES: u64 = 256 << 10;
@@ -126,7 +133,12 @@ impl NeuronSlots {
             bytes: uses.iter().map(bytes).sum(),
             fixed_bytes: uses.iter().map(NeuronUse::fixed_bytes).sum::<u64>()
                 + Self::ring_bytes(uses)
-                + Self::ahead_bytes(uses),
+                + Self::ahead_bytes(uses)
+                + uses
+                    .iter()
+                    .map(NeuronUse::predicting_bytes)
+                    .max()
+                    .unwrap_or(0),
             neuron_bytes: uses.iter().map(all).sum(),
         })
     }

@@ -409,7 +409,7 @@ fn a_read_ahead_of_time_that_fails_is_made_again_when_it_is_needed() {
     neurons.reader = FileReader::with(Box::new(FaultyDevice::new(threads, 2, Fault::Fail)));
     // Those that are asked for are read with one call.
     let mut x = vec![0.0; COLS[0]];
-    for column in [10, 100, 200] {
+    for column in [10, 50, 100] {
         x[column] = 1.5;
     }
     let expected = bits(&subject.whole(&cpu, 0, &x));
@@ -420,7 +420,7 @@ fn a_read_ahead_of_time_that_fails_is_made_again_when_it_is_needed() {
         let found = product(&mut neurons, &cpu, 0, &x).expect("it is read in the end");
         assert_eq!(bits(&found), expected);
         let reads = neurons.counters.now().since(before);
-        assert_eq!((reads.ahead, reads.ahead_needed), (256, 3));
+        assert_eq!((reads.ahead, reads.ahead_needed), (128, 3));
         read.push(reads.read_bytes);
     }
     // The second read fails, and of what remains the second.
