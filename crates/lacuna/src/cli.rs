@@ -746,8 +746,9 @@ pub(crate) struct QuantizeArgs {
 
 For models with --neurons: of feed-forward blocks whose activations are exactly zero for most. The predictors lie in DIR
 beside the file of neurons, and commands with the same --neurons use them. They say which neurons are likely to be
-needed while these are still computed; what they miss is read then, so replies do not depend on them. A tenth of the
-text is kept apart to meet --recall, and another to say how good they are.")]
+needed while these are still computed; what they miss is read then, so replies do not depend on them. Their memory is
+taken from neurons that would stay: `lacuna bench speed` says whether that pays, with the file and without it. A tenth
+of the text is kept apart to meet --recall, and another to say how good they are.")]
 pub(crate) struct FitPredictorsArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
