@@ -17,7 +17,7 @@ use lacuna_models::plan::{
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
     BatchLimits, ColumnsError, ComputeDevice, Description, ExecutorError, ExecutorMemory,
-    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
+    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, NeuronRecorder, Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::TokenizerError;
@@ -789,7 +789,11 @@ impl Engine {
     }
 
     /// Finds memory for `tokens` rows, of weights too: what they give up is read for each pass from then on.
-    fn prepare_rows(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
+    pub(crate) fn prepare_rows(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: usize,
+    ) -> Result<(), EngineError> {
         self.tend();
         loop {
             let prepared = sequence.prepare(tokens);
@@ -924,6 +928,14 @@ impl Engine {
     /// another device than the processor computes, which does not tell, nothing is written.
     pub fn record_experts(&mut self, trace: Option<TraceWriter>) -> Option<TraceWriter> {
         self.scratch.record(trace)
+    }
+
+    /// From now on writes down which neurons are active, to `recorder`, or to none. Returns what it was before.
+    pub(crate) fn record_neurons(
+        &mut self,
+        recorder: Option<NeuronRecorder>,
+    ) -> Option<NeuronRecorder> {
+        self.scratch.record_neurons(recorder)
     }
 
     /// Logits after every one of `tokens`, a row of vocabulary size at a time and in order, each

@@ -70,6 +70,9 @@ pub enum EngineError {
     /// A pair of texts could not be put to the model.
     #[error(transparent)]
     Prompt(#[from] lacuna_models::PromptError),
+    /// Predictors of neurons could not be fitted.
+    #[error(transparent)]
+    Predictors(#[from] lacuna_models::PredictorsError),
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),

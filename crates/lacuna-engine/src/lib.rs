@@ -27,6 +27,7 @@ mod generation;
 mod images;
 mod logprobs;
 mod needs;
+mod predictors;
 mod request;
 mod request_limits;
 mod request_memory;

@@ -61,6 +61,7 @@ pub struct ModelFiles {
     metadata: Metadata,
     tensors: Tensors,
     columns: Option<Tensors>,
+    predictors: Option<Tensors>,
 }
 
 impl ModelFiles {
@@ -102,6 +103,7 @@ impl ModelFiles {
             metadata: Metadata::Gguf(file.metadata().clone()),
             tensors: file.tensors().clone(),
             columns: None,
+            predictors: None,
         })
     }
 
@@ -112,6 +114,7 @@ impl ModelFiles {
             metadata: Metadata::HuggingFace(Box::new(folder)),
             tensors,
             columns: None,
+            predictors: None,
         })
     }
 
@@ -120,6 +123,15 @@ impl ModelFiles {
     pub fn with_columns(self, columns: Tensors) -> Self {
         Self {
             columns: Some(columns),
+            ..self
+        }
+    }
+
+    /// The same with a file of predictors, which say beforehand what of these columns is needed.
+    #[must_use]
+    pub fn with_predictors(self, predictors: Tensors) -> Self {
+        Self {
+            predictors: Some(predictors),
             ..self
         }
     }
@@ -159,6 +171,11 @@ impl ModelFiles {
     /// Columns of some of their matrices, if there is a file of them.
     pub fn columns(&self) -> Option<&Tensors> {
         self.columns.as_ref()
+    }
+
+    /// What says beforehand which of those columns are needed, if there is a file of it.
+    pub fn predictors(&self) -> Option<&Tensors> {
+        self.predictors.as_ref()
     }
 
     /// Whether the files are still there whole, as far as anyone has looked: see

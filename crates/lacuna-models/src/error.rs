@@ -291,6 +291,9 @@ pub enum ColumnsError {
     /// A file was lost while it was read.
     #[error(transparent)]
     Lost(#[from] lacuna_files::LostFile),
+    /// The file of predictors beside it cannot be used.
+    #[error(transparent)]
+    Predictors(#[from] crate::predictors::PredictorsError),
     /// The model's files cannot be read.
     #[error("the model's files cannot be read: {0}")]
     Read(std::io::Error),

@@ -11,6 +11,7 @@ mod families;
 mod layers;
 mod model;
 pub mod plan;
+mod predictors;
 pub mod program;
 mod prompts;
 pub mod quantize;
@@ -37,6 +38,9 @@ pub use error::{
 pub use executor::{LogitRows, Segment, Shown, Texts, normalize};
 pub use families::{Description, names as families};
 pub use model::{Model, Outputs, Prompt, describe, tokenizer};
+pub use predictors::{
+    BlockFit, FitSettings, NeuronRecorder, PredictorFit, PredictorFitter, PredictorsError,
+};
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};

@@ -15,7 +15,9 @@ use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::{ImageInput, ImageTokenBounds, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
-use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in};
+use crate::weights::{
+    Beside, ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in,
+};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -101,7 +103,7 @@ impl Model {
         };
         let weights = Weights::load(
             files.tensors(),
-            files.columns(),
+            Beside::of(&files),
             &description,
             &program,
             &weight_plan,

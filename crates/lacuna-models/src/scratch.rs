@@ -7,7 +7,8 @@ use std::ops::Range;
 use memmap2::MmapMut;
 
 use crate::plan::{ALIGNMENT, ArenaPlan};
-use crate::program::{Program, Slot};
+use crate::predictors::NeuronRecorder;
+use crate::program::{MatrixId, Program, Slot, VectorId};
 use crate::trace::TraceWriter;
 
 /// Largest batch one forward pass takes.
@@ -65,6 +66,7 @@ pub struct Scratch {
     plan: ArenaPlan,
     check: FiniteCheck,
     trace: Option<TraceWriter>,
+    neurons: Option<NeuronRecorder>,
     arena: MmapMut,
     /// Whether a pass has used it since it was allocated.
     used: bool,
@@ -86,6 +88,7 @@ impl Scratch {
             plan,
             check: FiniteCheck::Off,
             trace: None,
+            neurons: None,
             arena,
             used: false,
         })
@@ -120,6 +123,33 @@ impl Scratch {
 
     pub(crate) fn trace(&mut self) -> Option<&mut TraceWriter> {
         self.trace.as_mut()
+    }
+
+    /// From now on passes write down which neurons are active, to `recorder`, or to none. Returns what it was before.
+    pub fn record_neurons(&mut self, recorder: Option<NeuronRecorder>) -> Option<NeuronRecorder> {
+        std::mem::replace(&mut self.neurons, recorder)
+    }
+
+    /// Writes down what a norm has left in a slot, if that is to be known.
+    pub(crate) fn record_input(&mut self, norm: VectorId, slot: Slot, elements: usize) {
+        if let Some(mut recorder) = self.neurons.take() {
+            if recorder.wants_input(norm) {
+                let [x] = self.slots([slot]);
+                recorder.input(norm, &bytemuck::cast_slice(x)[..elements]);
+            }
+            self.neurons = Some(recorder);
+        }
+    }
+
+    /// Writes down which elements of a slot are not zero that a matrix is multiplied with, if that is to be known.
+    pub(crate) fn record_active(&mut self, matrix: MatrixId, slot: Slot, elements: usize) {
+        if let Some(mut recorder) = self.neurons.take() {
+            if recorder.wants_active(matrix) {
+                let [x] = self.slots([slot]);
+                recorder.active(matrix, &bytemuck::cast_slice(x)[..elements]);
+            }
+            self.neurons = Some(recorder);
+        }
     }
 
     pub(crate) fn check(&self) -> FiniteCheck {

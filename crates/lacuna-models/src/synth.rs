@@ -37,7 +37,7 @@ pub use types::{Types, UnknownTypes};
 use crate::error::ConfigError;
 use crate::families::{self, Description};
 use crate::plan::{Weight, WeightPlan};
-use blocks::Generator;
+pub(crate) use blocks::Generator;
 use lacuna_files::{DType, Mapping, OutputFile, Progress, gguf};
 use shapes::{Contents, TensorPlan};
 

@@ -19,7 +19,7 @@ use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{
     Grid, ImageRows, ImageTokenBounds, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes,
 };
-use crate::weights::{Loading, Weights};
+use crate::weights::{Beside, Loading, Weights};
 use lacuna_files::ModelFiles;
 
 /// An encoder of images, loaded. Immutable: activations are passed in.
@@ -353,7 +353,14 @@ impl ImageEncoder {
         let nothing = &mut ();
         let loading = Loading::mapped(nothing);
         let tensors = files.tensors();
-        Weights::load(tensors, None, description, program, &plan, loading)
+        Weights::load(
+            tensors,
+            Beside::default(),
+            description,
+            program,
+            &plan,
+            loading,
+        )
     }
 
     /// The same for images of so many tokens.

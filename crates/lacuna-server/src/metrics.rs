@@ -456,8 +456,38 @@ const COUNTERS: &[Row<u64>] = &[
     ),
     (
         "lacuna_neuron_read_bytes",
-        "Bytes that were read for the others",
+        "Bytes that were read for the others, and for what was foretold",
         |status| status.neurons.map_or(0, |it| it.reads.read_bytes),
+    ),
+    (
+        "lacuna_neurons_predicted",
+        "Neurons that predictors named",
+        |status| status.neurons.map_or(0, |it| it.reads.predicted),
+    ),
+    (
+        "lacuna_neurons_predicted_right",
+        "Those of them that passes needed",
+        |status| status.neurons.map_or(0, |it| it.reads.predicted_right),
+    ),
+    (
+        "lacuna_neurons_predicted_needed",
+        "Neurons that were needed of blocks of which some were foretold",
+        |status| status.neurons.map_or(0, |it| it.reads.predicted_needed),
+    ),
+    (
+        "lacuna_neurons_ahead",
+        "Neurons without a slot that were read ahead of time",
+        |status| status.neurons.map_or(0, |it| it.reads.ahead),
+    ),
+    (
+        "lacuna_neurons_ahead_needed",
+        "Those of them that passes needed",
+        |status| status.neurons.map_or(0, |it| it.reads.ahead_needed),
+    ),
+    (
+        "lacuna_neuron_wasted_bytes",
+        "Bytes that were read for what was foretold and not needed",
+        |status| status.neurons.map_or(0, |it| it.reads.wasted_bytes),
     ),
     (
         "lacuna_kv_folder_written_bytes",

@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Write a model as a GGUF file with weights of another type
     Quantize(QuantizeArgs),
+    /// Learn from a text which neurons a model is about to need, to read them ahead of time
+    FitPredictors(FitPredictorsArgs),
     /// Write a random-weight GGUF file with a real model's shapes
     Synth(SynthArgs),
     /// Measure what the machine makes of the work
@@ -735,6 +737,46 @@ pub(crate) struct QuantizeArgs {
     /// Threads that quantize [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna fit-predictors model.gguf --neurons DIR --text book.txt
+  lacuna run model.gguf --neurons DIR --budget 2GiB -p Hi
+
+For models with --neurons: of feed-forward blocks whose activations are exactly zero for most. The predictors lie in DIR
+beside the file of neurons, and commands with the same --neurons use them. They say which neurons are likely to be
+needed while these are still computed; what they miss is read then, so replies do not depend on them. Their memory is
+taken from neurons that would stay: `lacuna bench speed` says whether that pays, with the file and without it. A tenth
+of the text is kept apart to meet --recall, and another to say how good they are.")]
+pub(crate) struct FitPredictorsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Folder of the file of neurons, as for `run`
+    #[arg(long, value_name = "DIR")]
+    pub(crate) neurons: PathBuf,
+    /// Text file, of the kind that the model is to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: PathBuf,
+    /// Directions that a block's neurons are foretold from: more are better, and take more memory and time
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub(crate) rank: NonZeroUsize,
+    /// Part of needed neurons that is to be foretold: more of it reads more that is not needed
+    #[arg(long, value_name = "PART", default_value = "0.95", value_parser = part)]
+    pub(crate) recall: f64,
+    /// Tokens of the text that are used at most
+    #[arg(long, value_name = "N", default_value = "16384")]
+    pub(crate) tokens: NonZeroUsize,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+}
+
+/// A number between 0 and 1.
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        _ => Err("use a number above 0, 1 at most".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

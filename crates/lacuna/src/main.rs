@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Quantize(args) => commands::quantize::run(&args),
+        Command::FitPredictors(args) => commands::fit_predictors::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(args) => lacuna_bench::run(&args),
         Command::Completions(args) => commands::shell::completions(&args),

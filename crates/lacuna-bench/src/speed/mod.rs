@@ -105,6 +105,9 @@ struct AskedNeurons {
     reads: NeuronReads,
     active_share: Option<f64>,
     hit_rate: Option<f64>,
+    /// How much of what was needed was foretold, and how much of what was read ahead was needed.
+    recall: Option<f64>,
+    ahead_share: Option<f64>,
     read_bytes_per_token: f64,
 }
 
@@ -114,6 +117,8 @@ impl AskedNeurons {
             reads,
             active_share: reads.active_share(),
             hit_rate: reads.hit_rate(),
+            recall: reads.recall(),
+            ahead_share: reads.ahead_share(),
             read_bytes_per_token: reads.read_bytes as f64 / tokens as f64,
         })
     }

@@ -99,6 +99,14 @@ fn neurons(out: &mut dyn Write, report: &Report, slots: &NeuronSlots) -> io::Res
             100.0 * asked.hit_rate.unwrap_or(0.0),
             asked.read_bytes_per_token / 1e6,
         )?;
+        if let Some(recall) = asked.recall {
+            writeln!(
+                out,
+                "    {:.1} % of needed ones foretold; of what was read ahead of time {:.1} % needed",
+                100.0 * recall,
+                100.0 * asked.ahead_share.unwrap_or(0.0),
+            )?;
+        }
     }
     Ok(())
 }

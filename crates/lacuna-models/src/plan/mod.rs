@@ -33,7 +33,7 @@ pub use budget::{Budget, BudgetTooSmall, Change, DraftMemory, Parts, Verdict, re
 pub use error::{PlanError, PlanFault};
 pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
-pub(crate) use neurons::{NeuronLru, RUN_BYTES};
+pub(crate) use neurons::{AHEAD_NEURONS, NeuronLru, PREDICTED_ROWS, PredictorUse, RUN_BYTES};
 pub use neurons::{NeuronSlots, NeuronUse};
 pub use process::{ProcessPlan, VocabularySize};
 pub(crate) use residency::held;

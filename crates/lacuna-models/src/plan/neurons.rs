@@ -10,6 +10,7 @@ use serde::Serialize;
 use lacuna_kernels::ColumnLayout;
 
 use super::residency::held;
+use crate::program::VectorId;
 
 /// A matrix that a pass multiplies with activations most of which are zero, and whose columns are in a file of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,19 @@ pub struct NeuronUse {
     pub(crate) matrix: usize,
     /// How its columns lie.
     pub(crate) layout: ColumnLayout,
+    /// What says beforehand which of them are needed, if anything does.
+    pub(crate) predictor: Option<PredictorUse>,
+}
+
+/// A predictor of a block's neurons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PredictorUse {
+    /// The norm whose output it is given.
+    pub(crate) norm: VectorId,
+    /// Elements of that.
+    pub(crate) width: usize,
+    /// Rows of its first matrix.
+    pub(crate) rank: usize,
 }
 
 impl NeuronUse {
@@ -42,7 +56,26 @@ impl NeuronUse {
 
     /// Memory that it takes without a slot: its scales, and where each neuron is.
     fn fixed_bytes(&self) -> u64 {
-        self.layout.scale_bytes() as u64 + self.neurons() as u64 * NEURON_BOOKS
+        let books = self.neurons() as u64 * NEURON_BOOKS;
+        self.layout.scale_bytes() as u64 + books + self.predictor_bytes()
+    }
+
+    /// Memory of its predictor: matrices of 2 bytes an element, and a bias of 4.
+    fn predictor_bytes(&self) -> u64 {
+        let weights = |of: PredictorUse| {
+            let neurons = self.neurons() as u64;
+            2 * of.rank as u64 * (of.width as u64 + neurons) + 4 * neurons
+        };
+        self.predictor.map_or(0, weights)
+    }
+
+    /// Memory that its predictor computes in: rows between the matrices and of scores, and books of each neuron.
+    fn predicting_bytes(&self) -> u64 {
+        let computing = |of: PredictorUse| {
+            let neurons = self.neurons() as u64;
+            PREDICTED_ROWS as u64 * 4 * (of.rank as u64 + neurons) + neurons * NEURON_BOOKS
+        };
+        self.predictor.map_or(0, computing)
     }
 
     /// The most memory of the neurons that are read together.
@@ -56,6 +89,14 @@ const SLOT_BOOKS: u64 = 96;
 
 /// Books of a neuron: its slot, and whether a pass needs it.
 const NEURON_BOOKS: u64 = 16;
+
+/// Rows of a pass whose neurons are foretold, at most. Of more, all that one of them needs is most of what there is, and
+/// reading it takes less time than computing them.
+pub(crate) const PREDICTED_ROWS: usize = 8;
+
+/// Neurons that are read ahead of time at once, at most: twice what a disk has under way. A block needs some hundreds, and
+/// most of these have slots.
+pub(crate) const AHEAD_NEURONS: usize = 128;
 
 /// The most bytes of neurons that lie side by side which are read as one.
 pub(crate) const RUN_BYTES: u64 = 256 << 10;
@@ -71,7 +112,8 @@ pub struct NeuronSlots {
     pub layers: usize,
     /// Memory of all slots.
     pub bytes: u64,
-    /// Memory beside slots: what is read goes through a ring, and scales stay.
+    /// Memory beside slots: what is read goes through a ring, what is foretold through another, and scales and
+    /// predictors stay.
     pub fixed_bytes: u64,
     /// Bytes of all neurons.
     pub neuron_bytes: u64,
@@ -90,7 +132,13 @@ impl NeuronSlots {
             layers: uses.len(),
             bytes: uses.iter().map(bytes).sum(),
             fixed_bytes: uses.iter().map(NeuronUse::fixed_bytes).sum::<u64>()
-                + Self::ring_bytes(uses),
+                + Self::ring_bytes(uses)
+                + Self::ahead_bytes(uses)
+                + uses
+                    .iter()
+                    .map(NeuronUse::predicting_bytes)
+                    .max()
+                    .unwrap_or(0),
             neuron_bytes: uses.iter().map(all).sum(),
         })
     }
@@ -100,6 +148,13 @@ impl NeuronSlots {
     pub(crate) fn ring_bytes(uses: &[NeuronUse]) -> u64 {
         let sections = uses.iter().map(NeuronUse::section_bytes);
         2 * sections.max().unwrap_or(0) + held(RUN_BYTES)
+    }
+
+    /// The ring that foretold neurons are read through, 0 without predictors.
+    pub(crate) fn ahead_bytes(uses: &[NeuronUse]) -> u64 {
+        let foretold = uses.iter().filter(|of| of.predictor.is_some());
+        let most = foretold.map(|of| held(of.bytes()) * of.neurons().min(AHEAD_NEURONS) as u64);
+        most.max().map_or(0, |most| most + held(RUN_BYTES))
     }
 
     /// As many as `room` bytes hold.
@@ -171,6 +226,11 @@ impl NeuronLru {
     /// Begins a pass.
     pub(crate) fn begin(&mut self) {
         self.pass += 1;
+    }
+
+    /// Whether a neuron has a slot; nothing is used by asking.
+    pub(crate) fn holds(&self, neuron: u32) -> bool {
+        self.slots[neuron as usize].is_some()
     }
 
     /// The slot of a neuron that the pass uses.
@@ -268,6 +328,7 @@ mod tests {
             name: String::new(),
             matrix: 0,
             layout: ColumnLayout::new(DType::F16, 64, neurons).expect("whole groups"),
+            predictor: None,
         };
         let uses = [of(100), of(40)];
         let slots = |room| NeuronSlots::within(&uses, room).expect("there are neurons");
@@ -281,6 +342,18 @@ mod tests {
         assert_eq!(slots(0).fixed_bytes, slots(u64::MAX).fixed_bytes);
         assert_eq!(slots(0).neuron_bytes, 140 * 128);
         assert_eq!(NeuronSlots::within(&[], 1 << 30), None);
+        let mut foretold = uses.clone();
+        foretold[0].predictor = Some(PredictorUse {
+            norm: VectorId(7),
+            width: 48,
+            rank: 16,
+        });
+        let with = NeuronSlots::of(&foretold, 0).expect("there are neurons");
+        let weights = 2 * 16 * (48 + 100) + 4 * 100;
+        let computing = 8 * 4 * (16 + 100) + 16 * 100;
+        let more = with.fixed_bytes - slots(0).fixed_bytes;
+        let ring = 100 * held(128) + held(RUN_BYTES);
+        assert_eq!(more, weights + computing + ring);
     }
 
     /// The same said plainly: neurons with the pass that used each last, that which was used last at the end.

@@ -19,7 +19,7 @@ use crate::families::{Description, Found, GivenFact, Spelling};
 use crate::plan::WeightPlan;
 use crate::program::{MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
 use crate::spec::{LayerSpec, ModelSpec, Rope, RopeScaling, Yarn};
-use crate::weights::{Loading, Weights, name_in};
+use crate::weights::{Beside, Loading, Weights, name_in};
 
 /// What a folder becomes.
 pub(super) struct Converted {
@@ -43,7 +43,14 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
     // Whether each of the program's tensors is there, and no others are.
     let (plan, mut unseen) = (WeightPlan::default(), ());
     let loading = Loading::mapped(&mut unseen);
-    Weights::load(tensors, None, &description, &program, &plan, loading)?;
+    Weights::load(
+        tensors,
+        Beside::default(),
+        &description,
+        &program,
+        &plan,
+        loading,
+    )?;
     let mut header = gguf::Writer::new();
     describe(&mut header, folder.path(), &description, &found);
     let vocabulary = Vocabulary::from_folder(folder.path(), description.spec.vocabulary)?;

@@ -42,14 +42,14 @@ const SUB_SCALE_6: f32 = 32.830_07;
 
 /// A stream of random weights, the same for the same seeds on every machine.
 #[derive(Clone, Debug)]
-pub(super) struct Generator {
+pub(crate) struct Generator {
     state: u64,
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): one multiplication chain per eight bytes, and any state is
 /// a good one, so that every tensor can start its own stream.
 impl Generator {
-    pub(super) fn new(seed: u64, stream: u64) -> Self {
+    pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut generator = Self { state: seed };
         let state = generator
             .next()
@@ -57,7 +57,7 @@ impl Generator {
         Self { state }
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.state;
         value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -161,7 +161,7 @@ impl Generator {
     }
 
     /// Uniform over plus and minus the square root of 3 deviations.
-    fn value(&mut self, deviation: f32) -> f32 {
+    pub(crate) fn value(&mut self, deviation: f32) -> f32 {
         const HALF_WIDTH: f32 = 1.732_050_8;
         let integer = (self.next() >> 32) as u32 as i32;
         integer as f32 * (deviation * HALF_WIDTH / 2_147_483_648.0)

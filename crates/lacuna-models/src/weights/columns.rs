@@ -14,7 +14,8 @@ use lacuna_kernels::{Activation, ColumnLayout, DType, Matrix};
 
 use crate::error::ColumnsError;
 use crate::families::Description;
-use crate::plan::{NeuronUse, WeightPlan};
+use crate::plan::{NeuronUse, PredictorUse, WeightPlan};
+use crate::predictors::{self, BlockShape};
 use crate::program::{MatrixId, Op, Program, Slot};
 use crate::spec::Gating;
 
@@ -106,12 +107,31 @@ impl WeightPlan {
     #[must_use]
     pub fn of_files(files: &ModelFiles, description: &Description) -> Self {
         let plan = Self::of(files.tensors(), description);
-        match files.columns() {
-            Some(columns) => {
-                plan.with_columns(&|name| columns.contains(&columns_name(name)), description)
-            }
+        let Some(columns) = files.columns() else {
+            return plan;
+        };
+        let plan = plan.with_columns(&|name| columns.contains(&columns_name(name)), description);
+        match files.predictors() {
+            Some(predictors) => plan.with_predictors(predictors, description),
             None => plan,
         }
+    }
+
+    /// The same with neurons foretold of the blocks that there are predictors of.
+    fn with_predictors(mut self, predictors: &Tensors, description: &Description) -> Self {
+        let inputs = predictors::inputs(&Program::new(&description.spec));
+        for of in &mut self.neurons {
+            let rank = predictors::rank_in(predictors, &of.name);
+            of.predictor = inputs
+                .get(&of.matrix)
+                .zip(rank)
+                .map(|(input, rank)| PredictorUse {
+                    norm: input.norm,
+                    width: input.width,
+                    rank,
+                });
+        }
+        self
     }
 
     /// The same with as many matrices as possible left to their columns, as if there were a file of them.
@@ -137,6 +157,7 @@ impl WeightPlan {
                     name: of.0,
                     matrix: of.1,
                     layout,
+                    predictor: None,
                 }),
                 _ => None,
             })
@@ -145,6 +166,28 @@ impl WeightPlan {
         self.uses
             .retain(|of| neurons.iter().all(|it| it.matrix != of.matrix));
         self
+    }
+
+    /// The blocks of a model that can be foretold, as files of predictors have them, with the numbers of their matrices.
+    ///
+    /// # Errors
+    /// [`ColumnsError::NoZeros`] and [`ColumnsError::Type`].
+    pub(crate) fn predicted_blocks(
+        &self,
+        description: &Description,
+    ) -> Result<Vec<(usize, BlockShape)>, ColumnsError> {
+        let layouts = self.column_layouts(description)?;
+        let inputs = predictors::inputs(&Program::new(&description.spec));
+        let blocks = self.uses.iter().filter_map(|of| {
+            let (_, layout) = layouts.iter().find(|(name, _)| *name == of.name)?;
+            let shape = BlockShape {
+                name: of.name.clone(),
+                width: inputs.get(&of.matrix)?.width,
+                neurons: layout.cols(),
+            };
+            Some((of.matrix, shape))
+        });
+        Ok(blocks.collect())
     }
 
     /// The matrices whose columns can lie by themselves, and how; one at least.
@@ -192,10 +235,11 @@ impl WeightPlan {
     }
 }
 
-/// A model's files with a file of columns, which is made in `folder` unless it is there.
+/// A model's files with a file of columns, which is made in `folder` unless it is there, and with that of predictors, if
+/// there is one.
 ///
 /// # Errors
-/// [`ColumnsError`]: the model has no such matrices, or the file cannot be made.
+/// [`ColumnsError`]: the model has no such matrices, the file cannot be made, or that of predictors is damaged.
 pub fn with_columns(
     files: ModelFiles,
     folder: &Path,
@@ -210,8 +254,15 @@ pub fn with_columns(
         source,
     };
     std::fs::create_dir_all(folder).map_err(failed)?;
-    let content = files.content(Some(folder)).map_err(ColumnsError::Read)?;
-    let content: String = content.iter().map(|byte| format!("{byte:02x}")).collect();
+    let content = content_name(&files, folder)?;
+    let blocks = plan.predicted_blocks(&description)?;
+    let blocks: Vec<BlockShape> = blocks.into_iter().map(|(_, shape)| shape).collect();
+    let path = predictors::path_in(folder, &content);
+    let predictors = predictors::open(&path, &content, &blocks)?;
+    let files = match predictors {
+        Some(predictors) => files.with_predictors(predictors),
+        None => files,
+    };
     let path = folder.join(format!("{}.columns", &content[..32]));
     if let Some(columns) = open(&path, &content, &layouts) {
         return Ok(files.with_columns(columns));
@@ -223,6 +274,16 @@ pub fn with_columns(
         (None, Err(error)) => Err(error),
         (None, Ok(())) => Err(failed(std::io::ErrorKind::InvalidData.into())),
     }
+}
+
+/// What the weights of `files` are, as the names and entries of files say that are made of them. What was found is
+/// remembered in `folder`.
+///
+/// # Errors
+/// [`ColumnsError::Read`].
+pub(crate) fn content_name(files: &ModelFiles, folder: &Path) -> Result<String, ColumnsError> {
+    let content = files.content(Some(folder)).map_err(ColumnsError::Read)?;
+    Ok(content.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The tensors of a whole file of columns that was made of these weights; `None` for any other.

@@ -78,7 +78,7 @@ pub(super) struct Reading<'a> {
 impl<'a> Fetch<'a> {
     /// From `source`; matrices that `plan` has uses of are left where they are.
     pub(super) fn new(
-        tensors: [Option<&Tensors>; 2],
+        tensors: [Option<&Tensors>; 3],
         source: WeightSource,
         plan: &'a WeightPlan,
         device: Option<MakeDevice<'_>>,

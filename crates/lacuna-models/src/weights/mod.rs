@@ -28,10 +28,11 @@ use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
 pub use columns::with_columns;
+pub(crate) use columns::{content_name, sparse_matrices};
 pub use experts::ExpertCounts;
 use fetch::Fetch;
 pub use fetch::MakeDevice;
-use lacuna_files::{Progress, Tensor, Tensors};
+use lacuna_files::{ModelFiles, Progress, Tensor, Tensors};
 pub(crate) use latent::{Derived, derived};
 pub use neurons::NeuronReads;
 pub use rows::RowReads;
@@ -70,6 +71,24 @@ impl<'a> Loading<'a> {
             residency: Residency::mapped(),
             device: None,
             progress,
+        }
+    }
+}
+
+/// Files that lie beside a model's own, which were made of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beside<'a> {
+    /// Columns of matrices.
+    columns: Option<&'a Tensors>,
+    /// What says beforehand which of them are needed.
+    predictors: Option<&'a Tensors>,
+}
+
+impl<'a> Beside<'a> {
+    pub(crate) fn of(files: &'a ModelFiles) -> Self {
+        Self {
+            columns: files.columns(),
+            predictors: files.predictors(),
         }
     }
 }
@@ -143,14 +162,14 @@ impl Rotation {
 }
 
 impl Weights {
-    /// Looks up all tensors of `program`, and refuses a file that has others. `columns` are those of matrices that `plan`
-    /// leaves to them.
+    /// Looks up all tensors of `program`, and refuses a file that has others. Matrices that `plan` leaves to their columns
+    /// are had from the files beside.
     ///
     /// # Errors
     /// [`LoadError`], naming the tensor.
     pub(crate) fn load(
         tensors: &Tensors,
-        columns: Option<&Tensors>,
+        beside: Beside<'_>,
         description: &Description,
         program: &Program,
         plan: &WeightPlan,
@@ -166,7 +185,7 @@ impl Weights {
         }
         let (weights, rotations, files) = {
             let fetch = Fetch::new(
-                [Some(tensors), columns],
+                [Some(tensors), beside.columns, beside.predictors],
                 residency.source,
                 plan,
                 device,
@@ -189,7 +208,7 @@ impl Weights {
             (weights, rotations, source.fetch.finish())
         };
         let streams = files.map(|files| {
-            let streams = Streams::new(&files, columns, &weights, plan, device)?;
+            let streams = Streams::new(&files, beside, &weights, plan, device)?;
             streams.place(&residency, progress)?;
             progress.finish();
             Ok::<_, LoadError>(streams)

@@ -10,14 +10,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lacuna_files::Progress;
 use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Loaded, ReadError, Ring};
-use lacuna_files::{Progress, Tensors};
 
-use super::Weight;
 use super::experts::{Counters, ExpertCounts, Experts};
 use super::fetch::{Files, MakeDevice};
 use super::neurons::{self, NeuronReads, Neurons};
 use super::rows::{ROWS_AHEAD, RowReads, Rows, Slot, Table};
+use super::{Beside, Weight};
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
 use crate::plan::{Residency, WeightPlan};
 use crate::program::MatrixId;
@@ -37,7 +37,7 @@ impl Streams {
     /// Those that `plan` has uses of, none of them in memory.
     pub(super) fn new(
         files: &Files,
-        columns: Option<&Tensors>,
+        beside: Beside<'_>,
         weights: &[Weight],
         plan: &WeightPlan,
         device: Option<MakeDevice<'_>>,
@@ -64,10 +64,11 @@ impl Streams {
             }
         };
         let neuron_counters = Arc::new(neurons::Counters::default());
-        let neurons = match columns {
+        let neurons = match beside.columns {
             Some(columns) if !plan.neurons.is_empty() => {
                 let (reader, counters) = (files.reader(device)?, Arc::clone(&neuron_counters));
-                let neurons = Neurons::new(files, reader, columns, &plan.neurons, counters)?;
+                let tensors = (columns, beside.predictors);
+                let neurons = Neurons::new(files, reader, tensors, &plan.neurons, counters)?;
                 Some(neurons)
             }
             _ => None,

@@ -2,6 +2,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod embed;
+pub(crate) mod fit_predictors;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod models;

@@ -50,13 +50,13 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
 }
 
 /// What the vocabulary begins every text with, if anything.
-fn first_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
+pub(super) fn first_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
     let added = tokenizer.encode("", Special::PROMPT)?;
     Ok(tokenizer.bos().filter(|bos| added.first() == Some(bos)))
 }
 
 /// The text in windows of `context` tokens, each after `first`.
-fn windows(tokens: &[u32], context: usize, first: Option<u32>) -> Result<Vec<Vec<u32>>> {
+pub(super) fn windows(tokens: &[u32], context: usize, first: Option<u32>) -> Result<Vec<Vec<u32>>> {
     let of_text = context - first.iter().len();
     let windows: Vec<Vec<u32>> = tokens
         .chunks(of_text.max(1))

@@ -144,6 +144,9 @@ struct Neurons {
     reads: NeuronReads,
     active_share: Option<f64>,
     hit_rate: Option<f64>,
+    /// How much of what was needed was foretold, and how much of what was read ahead was needed.
+    recall: Option<f64>,
+    ahead_share: Option<f64>,
 }
 
 /// Slots for experts, and what has been asked of them since the model was loaded.
@@ -493,6 +496,8 @@ fn weights(engine: &Engine) -> Weights {
             reads: status.reads,
             active_share: status.reads.active_share(),
             hit_rate: status.reads.hit_rate(),
+            recall: status.reads.recall(),
+            ahead_share: status.reads.ahead_share(),
         }),
     }
 }
@@ -558,6 +563,15 @@ fn summarise(report: &Report) -> Result<()> {
             100.0 * neurons.slots.share(),
             output::bytes(neurons.reads.read_bytes),
         );
+        if let Some(recall) = neurons.recall {
+            tell!(
+                "predictors: {:.1} % of needed neurons foretold; {} read ahead of time, {:.1} % of them needed, {} in vain",
+                100.0 * recall,
+                neurons.reads.ahead,
+                100.0 * neurons.ahead_share.unwrap_or(0.0),
+                output::bytes(neurons.reads.wasted_bytes),
+            );
+        }
     }
     Ok(())
 }

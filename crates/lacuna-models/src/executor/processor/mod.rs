@@ -8,6 +8,7 @@ mod attention;
 mod experts;
 mod images;
 mod inputs;
+mod neurons;
 mod norms;
 mod outputs;
 mod products;

@@ -1,12 +1,20 @@
 //! Norms, in place or from one slot to another.
 
 use super::{OF_ANOTHER_KIND, Pass, first};
+use crate::predictors::WeightedNorm;
 use crate::program::{Op, Rows, Slot, VectorId};
 use crate::spec::{Norm, NormKind};
 
 impl Pass<'_, '_> {
-    /// Runs a norm.
+    /// Runs a norm. What it leaves may say which neurons of a block are likely to be needed.
     pub(super) fn norm_op(&mut self, op: &Op) {
+        self.run_norm(op);
+        if let Some(norm) = WeightedNorm::of(op) {
+            self.foretell(norm);
+        }
+    }
+
+    fn run_norm(&mut self, op: &Op) {
         match *op {
             Op::Norm {
                 norm,

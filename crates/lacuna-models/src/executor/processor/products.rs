@@ -1,6 +1,6 @@
 //! Products of rows with matrices, which may be read while they are needed.
 
-use lacuna_kernels::{Activation, Activations, Columns, Cpu};
+use lacuna_kernels::{Activation, Activations, Cpu};
 
 use super::{Pass, first};
 use crate::error::ForwardError;
@@ -46,12 +46,19 @@ impl Pass<'_, '_> {
             }
             return Ok(());
         }
+        if let [(matrix, _)] = &outputs[..] {
+            let elements = rows * columns;
+            self.scratch.record_active(*matrix, input[0], elements);
+        }
         if let ([(matrix, output)], Some(stream)) = (&outputs[..], &mut self.stream)
             && stream.neurons().is_some_and(|neurons| neurons.has(*matrix))
         {
             return self.sparse_product([input[0], *output], *matrix, (rows, columns), function);
         }
         if let Some(stream) = &mut self.stream {
+            if let Some(neurons) = stream.neurons() {
+                neurons.advance();
+            }
             stream.lend(&weights)?;
         }
         let slots = outputs.iter().map(|(_, slot)| *slot);
@@ -72,41 +79,6 @@ impl Pass<'_, '_> {
         Linear::apply_each(linears, matrices, self.cpu, outs, &input, function);
         if let Some(stream) = &mut self.stream {
             stream.release(&weights);
-        }
-        Ok(())
-    }
-
-    /// The product of one matrix with rows most of whose elements are zero, from the columns that are not.
-    fn sparse_product(
-        &mut self,
-        slots: [Slot; 2],
-        matrix: MatrixId,
-        (rows, columns): (usize, usize),
-        function: Option<Activation>,
-    ) -> Result<(), ForwardError> {
-        let linear = self.weights.matrix(matrix);
-        let [x, out] = self.scratch.slots(slots);
-        let (x, out): (&mut [f32], &mut [f32]) =
-            (first(x, rows * columns), first(out, rows * linear.rows()));
-        let neurons = self.stream.as_mut().and_then(|stream| stream.neurons());
-        let neurons = neurons.expect("whoever calls has seen them");
-        neurons.begin(matrix, x);
-        while let Some(lent) = neurons.next()? {
-            let there = neurons.lent();
-            let columns = Columns {
-                layout: there.layout(),
-                scales: there.scales(),
-                range: lent.range,
-                numbers: there.numbers(),
-                bytes: |at: usize| there.bytes(at),
-            };
-            self.cpu.matmul_columns(out, x, &columns);
-        }
-        if let Some(bias) = linear.bias() {
-            self.cpu.add_bias(out, bias);
-        }
-        if let Some(function) = function {
-            self.cpu.activate(function, out);
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 //! threads; and files of columns that are made once and used while they fit.
 #![allow(clippy::expect_used, reason = "a test may panic")]
 
+mod predictors;
+#[path = "../runner/mod.rs"]
 mod runner;
 
 use std::fs;
@@ -93,7 +95,10 @@ fn runner(model: Model, threads: usize) -> Runner {
 
 /// Logits of a pass over all of `tokens`, then of each by itself.
 fn both_ways(model: Model, threads: usize, tokens: &[u32]) -> Vec<f32> {
-    let mut runner = runner(model, threads);
+    both_ways_of(&mut runner(model, threads), tokens)
+}
+
+fn both_ways_of(runner: &mut Runner, tokens: &[u32]) -> Vec<f32> {
     let mut logits = runner.logits(tokens);
     let mut sequence = runner.sequence();
     for token in tokens {
