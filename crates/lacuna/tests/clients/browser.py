@@ -204,8 +204,8 @@ def welcome(page):
 
 def converse(page, others):
     """A message is sent, its reply comes in pieces, and the map shows the pages it takes."""
-    # On a busy machine a reply may end before the map is drawn again.
-    for _ in range(5):
+    # A reply may end before the map is drawn again: on a fast machine most do.
+    for _ in range(25):
         until("there is room for a message", page.is_waiting)
         until("the map shows the others", lambda: len(page.sessions()) == others)
         committed = page.committed()
