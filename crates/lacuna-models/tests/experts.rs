@@ -366,11 +366,6 @@ fn experts_get_what_other_weights_leave() {
     let few = plan(whole.memory_bytes() / 20);
     assert_eq!(slots(&few).slots, ExpertSlots::LEAST);
     assert!(few.streamed_bytes > 0);
-    // Computing and reading hide each other, but not wholly.
-    let computing = 1_800_000_000.0 / rates.memory as f64;
-    let reading = few.streamed_bytes as f64 / rates.disk as f64;
-    let takes = few.seconds_per_token(1_800_000_000, rates, Some(1.0));
-    assert!(takes > computing.max(reading) && takes < computing + reading);
     let least = plan(0);
     let spare = whole.to_spare(&weights);
     assert_eq!(whole.memory_bytes() - spare, least.memory_bytes());

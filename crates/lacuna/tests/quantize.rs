@@ -1,43 +1,17 @@
 //! `lacuna quantize` as a user meets it.
 
+mod program;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use lacuna::DType;
 use lacuna::files::gguf::Writer;
-use serde_json::Value;
 
-fn lacuna(args: &[&str]) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-        .args(args)
-        .output();
-    output.expect("the program starts")
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = lacuna(args);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {error}");
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
-}
-
-fn refused(args: &[&str], code: i32, words: &str) {
-    let output = lacuna(args);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
-    assert!(
-        error.contains(words),
-        "{args:?} should say `{words}`: {error}"
-    );
-    assert!(!error.contains("panicked"), "{args:?}: {error}");
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
+use program::{json, lacuna, refused, text};
 
 #[test]
 fn the_demo_in_fewer_bits_says_nearly_the_same() {

@@ -464,8 +464,8 @@ impl Residency {
         read.all(|it| it.matrix != matrix)
     }
 
-    /// Seconds that one token takes. Computing and reading what every pass reads go on at the same time, so it is the longer
-    /// of the two and a part of the other; experts are asked for when it is known which, and waited for. `hits` is the part of
+    /// Seconds that one token takes at least. Computing and reading what every pass reads go on at the same time, so it
+    /// is the longer of the two; experts are asked for when it is known which, and waited for. `hits` is the part of
     /// them that is found in memory; without, [`ExpertSlots::expected_hits`].
     #[must_use]
     pub fn seconds_per_token(&self, active_bytes: u64, rates: Rates, hits: Option<f64>) -> f64 {
@@ -476,13 +476,9 @@ impl Residency {
             let hits = hits.unwrap_or_else(|| slots.expected_hits());
             slots.bytes_per_token(hits) / disk
         });
-        computing.max(reading) + UNHIDDEN * computing.min(reading) + experts
+        computing.max(reading) + experts
     }
 }
-
-/// Of the shorter of computing and reading, the part that the longer does not hide: reads take processors and memory from
-/// computing. `.ci/measure-weights` finds from 0.4 (most of a model is read) to 0.75 (both take as long) on two cores.
-const UNHIDDEN: f64 = 0.5;
 
 /// What operations of `candidates` read, each number once, the least first.
 fn largest_operations(candidates: &[Candidate<'_>]) -> Vec<u64> {

@@ -267,7 +267,7 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
         )?;
     }
     if let Some(rate) = placed.tokens_per_second {
-        writeln!(out, "  at those rates about {rate:.2} tokens a second")?;
+        writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
     }
     let full = &placed.full;
     if full.streamed_bytes > total {
@@ -282,7 +282,7 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
     if let Some(rate) = full.tokens_per_second {
         writeln!(
             out,
-            "  and about {rate:.2} tokens a second when contexts are full"
+            "  and {rate:.2} tokens a second at most when contexts are full"
         )?;
     }
     Ok(())
