@@ -109,7 +109,7 @@ def gemma3n() -> Fixture:
     """Two sparse layers, two that use the keys and values of earlier ones, fewer per-layer rows than tokens."""
     rows = 56
     config = Gemma3nTextConfig(
-        **SMALL, architectures=["Gemma3nForCausalLM"], hidden_size=8, intermediate_size=12, num_hidden_layers=6,
+        **SMALL, architectures=["Gemma3nForCausalLM"], hidden_size=32, intermediate_size=64, num_hidden_layers=6,
         head_dim=8, sliding_window=WINDOW, layer_types=alternating(6, 2), num_kv_shared_layers=2,
         vocab_size_per_layer_input=rows, hidden_size_per_layer_input=4, laurel_rank=4,
         activation_sparsity_pattern=[0.8, 0.8, 0.0, 0.0, 0.0, 0.0], final_logit_softcapping=3.0,

@@ -30,6 +30,29 @@ pub enum Activation {
     Softplus,
 }
 
+impl Activation {
+    /// Whether all that is not positive becomes exactly zero.
+    #[must_use]
+    pub const fn leaves_zeros(self) -> bool {
+        matches!(self, Self::Relu | Self::ReluSquared)
+    }
+
+    /// Whether zero stays exactly zero.
+    #[must_use]
+    pub const fn keeps_zeros(self) -> bool {
+        match self {
+            Self::Silu
+            | Self::GeluTanh
+            | Self::GeluErf
+            | Self::QuickGelu
+            | Self::Relu
+            | Self::ReluSquared
+            | Self::Tanh => true,
+            Self::Sigmoid | Self::Softplus => false,
+        }
+    }
+}
+
 /// A function of one element, and what it needs besides.
 pub(crate) trait Function: Copy {
     fn of<S: Simd>(self, s: S, x: S::F) -> S::F;

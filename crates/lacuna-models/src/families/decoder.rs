@@ -126,10 +126,11 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
         None | Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some("gelu") => Ok(Activation::GeluErf),
+        Some("relu") => Ok(Activation::Relu),
         Some("relu2") => Ok(Activation::ReluSquared),
         Some(other) => Err(ConfigError::Unsupported {
             feature: format!("hidden_act `{other}`"),
-            supported: "silu, gelu, gelu_pytorch_tanh and relu2 are",
+            supported: "silu, gelu, gelu_pytorch_tanh, relu and relu2 are",
         }),
     }
 }

@@ -89,6 +89,9 @@ impl Stream<'_> {
     }
 
     /// `W_down (f(s W_gate x) * W_up x)` with `x` in `input`. Goes on with the step begun last.
+    ///
+    /// Where most gates are exactly zero they come first: what is multiplied with the others is known then, before a row
+    /// of `W_up` or a column of `W_down` is touched.
     pub(super) fn gated(
         &self,
         gated: &Gated,
@@ -101,9 +104,13 @@ impl Stream<'_> {
         let up_matrix = program.matrix(names.up, inner, hidden, Bias::IfPresent);
         let gate = program.values("gate", Rows::Tokens, inner);
         let up = program.values("up", Rows::Tokens, inner);
-        let outputs = vec![(gate_matrix, gate), (up_matrix, up)];
         let blocks = "feed-forward-input-blocks";
-        program.product(input, blocks, Rows::Tokens, hidden, outputs);
+        let sparse = gated.has_sparse_gates();
+        let (with_gate, later) = match sparse {
+            true => (vec![(gate_matrix, gate)], Some(vec![(up_matrix, up)])),
+            false => (vec![(gate_matrix, gate), (up_matrix, up)], None),
+        };
+        program.product(input, blocks, Rows::Tokens, hidden, with_gate);
 
         program.step("activate");
         if let Some(factor) = gated.gate_scale {
@@ -121,20 +128,37 @@ impl Stream<'_> {
                 width: inner,
             });
         }
-        program.push(Op::Activate {
-            gating: Gating::Product(gated.activation),
-            gate,
-            up,
-            width: inner,
-        });
+        match &later {
+            None => program.push(Op::Activate {
+                gating: Gating::Product(gated.activation),
+                gate,
+                up,
+                width: inner,
+            }),
+            Some(_) => program.push(Op::Apply {
+                function: gated.activation,
+                values: gate,
+                rows: Rows::Tokens,
+                width: inner,
+            }),
+        }
 
         program.step("down");
+        if let Some(up_outputs) = later {
+            program.product(input, blocks, Rows::Tokens, hidden, up_outputs);
+            program.push(Op::Multiply {
+                to: gate,
+                by: up,
+                width: inner,
+            });
+        }
         let output = program.values(names.output, Rows::Tokens, hidden);
         let matrix = program.matrix(names.down, hidden, inner, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
         program.product(gate, "gate-blocks", Rows::Tokens, inner, outputs);
         output
     }
+
     /// `W_down f(W_up x)` with `x` in `input`. Goes on with the step begun last.
     pub(super) fn plain(
         &self,

@@ -1,13 +1,13 @@
 //! Slots for neurons of feed-forward blocks whose activations are mostly zero: how many each has, and which neuron is in
 //! which.
 //!
-//! A neuron is a column of `down`. Which ones a token needs is known when their activations are, and they are in part those of
+//! A neuron is a column of `down`, and of blocks with gates a row of `up` beside it. Which ones a token needs is known when their activations are, and they are in part those of
 //! tokens shortly before it. Where a pass needs more than there are slots, those that are there stay, and the others
 //! pass by: so a long prompt leaves what it found.
 
 use serde::Serialize;
 
-use lacuna_kernels::ColumnLayout;
+use lacuna_kernels::{ColumnLayout, DType};
 
 use super::residency::held;
 use crate::program::VectorId;
@@ -19,10 +19,55 @@ pub struct NeuronUse {
     pub name: String,
     /// Its number among the program's tensors.
     pub(crate) matrix: usize,
-    /// How its columns lie.
-    pub(crate) layout: ColumnLayout,
+    /// How they lie.
+    pub(crate) layout: NeuronLayout,
+    /// What is multiplied with the block's gates, if rows of it lie beside the columns.
+    pub(crate) up: Option<UpUse>,
     /// What says beforehand which of them are needed, if anything does.
     pub(crate) predictor: Option<PredictorUse>,
+}
+
+/// A matrix whose rows are read with the columns of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UpUse {
+    /// The tensor it is.
+    pub(crate) name: String,
+    /// Its number among the program's tensors.
+    pub(crate) matrix: usize,
+}
+
+/// How what is read of a neuron lies in its file: a column of `down`, and where there are gates a row of `up` after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NeuronLayout {
+    /// How columns lie.
+    pub(crate) columns: ColumnLayout,
+    /// Of what rows are, if they are there: a type, and how many elements.
+    pub(crate) rows: Option<(DType, usize)>,
+}
+
+impl NeuronLayout {
+    /// Whole words: what a tensor of a file of them is declared as.
+    pub(crate) const WORD_BYTES: usize = 4;
+
+    /// Bytes of a row.
+    pub(crate) fn row_bytes(&self) -> usize {
+        let bytes = |(dtype, elements): (DType, usize)| dtype.row_bytes(elements);
+        self.rows.and_then(bytes).unwrap_or(0)
+    }
+
+    /// Bytes of a neuron.
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = self.columns.column_bytes() + self.row_bytes();
+        bytes.next_multiple_of(Self::WORD_BYTES)
+    }
+
+    /// How many neurons there are.
+    pub(crate) fn neurons(&self) -> usize {
+        self.columns.cols()
+    }
+
+    /// Neurons whose rows are multiplied with at once: a piece of a matrix that threads share, in a second-level cache.
+    pub(crate) const ROWS_AT_ONCE: usize = 128;
 }
 
 /// A predictor of a block's neurons.
@@ -37,16 +82,28 @@ pub(crate) struct PredictorUse {
 }
 
 impl NeuronUse {
-    /// Its columns.
+    /// How many there are.
     #[must_use]
     pub fn neurons(&self) -> usize {
-        self.layout.cols()
+        self.layout.neurons()
+    }
+
+    /// Whether a matrix of the program is had by neuron here.
+    pub(crate) fn has(&self, matrix: usize) -> bool {
+        let up = self.up.as_ref().map(|up| up.matrix);
+        self.matrix == matrix || up == Some(matrix)
+    }
+
+    /// Whether a tensor of a file is.
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
+        let up = self.up.as_ref().map(|up| &*up.name);
+        self.name == name || up == Some(name)
     }
 
     /// Bytes of one.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.layout.column_bytes() as u64
+        self.layout.bytes() as u64
     }
 
     /// Memory of a slot.
@@ -57,7 +114,7 @@ impl NeuronUse {
     /// Memory that it takes without a slot: its scales, and where each neuron is.
     fn fixed_bytes(&self) -> u64 {
         let books = self.neurons() as u64 * NEURON_BOOKS;
-        self.layout.scale_bytes() as u64 + books + self.predictor_bytes()
+        self.layout.columns.scale_bytes() as u64 + books + self.predictor_bytes()
     }
 
     /// Memory of its predictor: matrices of 2 bytes an element, and a bias of 4.
@@ -134,6 +191,7 @@ impl NeuronSlots {
             fixed_bytes: uses.iter().map(NeuronUse::fixed_bytes).sum::<u64>()
                 + Self::ring_bytes(uses)
                 + Self::ahead_bytes(uses)
+                + Self::gathered_bytes(uses)
                 + uses
                     .iter()
                     .map(NeuronUse::predicting_bytes)
@@ -148,6 +206,12 @@ impl NeuronSlots {
     pub(crate) fn ring_bytes(uses: &[NeuronUse]) -> u64 {
         let sections = uses.iter().map(NeuronUse::section_bytes);
         2 * sections.max().unwrap_or(0) + held(RUN_BYTES)
+    }
+
+    /// Memory that rows are brought together in, to be multiplied with.
+    pub(crate) fn gathered_bytes(uses: &[NeuronUse]) -> u64 {
+        let rows = uses.iter().map(|of| of.layout.row_bytes());
+        (rows.max().unwrap_or(0) * NeuronLayout::ROWS_AT_ONCE) as u64
     }
 
     /// The ring that foretold neurons are read through, 0 without predictors.
@@ -317,7 +381,6 @@ impl NeuronLru {
 
 #[cfg(test)]
 mod tests {
-    use lacuna_kernels::DType;
     use proptest::prelude::*;
 
     use super::*;
@@ -327,7 +390,11 @@ mod tests {
         let of = |neurons| NeuronUse {
             name: String::new(),
             matrix: 0,
-            layout: ColumnLayout::new(DType::F16, 64, neurons).expect("whole groups"),
+            layout: NeuronLayout {
+                columns: ColumnLayout::new(DType::F16, 64, neurons).expect("whole groups"),
+                rows: None,
+            },
+            up: None,
             predictor: None,
         };
         let uses = [of(100), of(40)];
@@ -354,6 +421,15 @@ mod tests {
         let more = with.fixed_bytes - slots(0).fixed_bytes;
         let ring = 100 * held(128) + held(RUN_BYTES);
         assert_eq!(more, weights + computing + ring);
+        // A row of 32 numbers in Q8_0 beside each column, of 34 bytes and two that make whole words.
+        let mut gated = uses.clone();
+        for of in &mut gated {
+            of.layout.rows = Some((DType::Q8_0, 32));
+        }
+        let with = NeuronSlots::of(&gated, 10).expect("there are neurons");
+        assert_eq!(gated[0].bytes(), 128 + 36);
+        assert_eq!(with.bytes, 20 * (128 + 36 + SLOT_BOOKS));
+        assert_eq!(with.fixed_bytes, slots(0).fixed_bytes + 128 * 34);
     }
 
     /// The same said plainly: neurons with the pass that used each last, that which was used last at the end.

@@ -146,7 +146,7 @@ impl WeightPlan {
         let of_experts: HashSet<&String> = experts.collect();
         let is_other = |tensor: &&Weight| {
             let used = self.uses.iter().any(|it| it.name == tensor.name)
-                || self.neurons.iter().any(|it| it.name == tensor.name)
+                || self.neurons.iter().any(|it| it.has_tensor(&tensor.name))
                 || of_experts.contains(&tensor.name);
             let elsewhere = tensor.converted_from.is_some() || tensor.is_copied();
             !used && !elsewhere && !tensor.is_left_out

@@ -27,8 +27,7 @@ use lacuna_files::{Metadata, ModelFiles, OutputFile, Tensors};
 use lacuna_kernels::{Activations, Cpu, DType, Matrix};
 
 use crate::error::LoadError;
-use crate::program::{MatrixId, Op, Program, Rows, Slot, TensorSpec, VectorId};
-use crate::weights::sparse_matrices;
+use crate::program::{MatrixId, Op, Program, Rows, Slot, TensorSpec, VectorId, sparse_matrices};
 
 pub use fit::{BlockFit, FitSettings, PredictorFit, PredictorFitter};
 pub use record::NeuronRecorder;
@@ -149,7 +148,7 @@ pub(crate) fn inputs(program: &Program) -> HashMap<usize, Input> {
                 let TensorSpec::Matrix(of) = program.tensors()[matrix] else {
                     continue;
                 };
-                if !sparse.contains(&matrix) {
+                if !sparse.contains_key(&MatrixId(matrix)) {
                     continue;
                 }
                 let mut near = norms.drain(..).rev().filter(|norm| norm.width == of.rows);

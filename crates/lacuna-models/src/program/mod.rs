@@ -17,6 +17,7 @@
 
 mod builder;
 mod lifetime;
+mod neurons;
 mod op;
 mod slot;
 mod tensors;
@@ -30,6 +31,7 @@ use crate::spec::{LayerSpec, LogitsSpec, ModelSpec, OutputSpec};
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
+pub(crate) use neurons::{GatedNeurons, sparse_matrices};
 pub use op::{Access, Factor, Lookup, Merging, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use tensors::{

@@ -98,4 +98,10 @@ impl Gated {
             gate_cutoff: None,
         }
     }
+
+    /// Whether most gates are exactly zero, so that the neurons they belong to add nothing.
+    pub(crate) const fn has_sparse_gates(&self) -> bool {
+        let cut_off = self.gate_cutoff.is_some() && self.activation.keeps_zeros();
+        cut_off || self.activation.leaves_zeros()
+    }
 }

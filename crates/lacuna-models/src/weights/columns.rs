@@ -1,23 +1,23 @@
 //! Files of columns: matrices that are multiplied with activations most of which are exactly zero, column by column, so
-//! that the columns a token needs can be read by themselves.
+//! that the columns a token needs can be read by themselves. Where gates decide which activations are zero, a column has
+//! the row beside it that makes its activation: both are needed or neither.
 //!
 //! Such a file is made once of a model's own, in a folder, and named by what is in them. It is a GGUF file with two tensors
-//! for each matrix, `NAME.columns` and for quantized ones `NAME.scales`, whose bytes are laid out as [`ColumnLayout`]
-//! says; GGUF has no type for that, so they are declared as words of 4 bytes.
+//! for each matrix, `NAME.columns` (or with rows `NAME.neurons`) and for quantized ones `NAME.scales`, whose bytes are laid
+//! out as [`NeuronLayout`] says; GGUF has no type for that, so they are declared as words of 4 bytes.
 
-use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 
 use lacuna_files::gguf::Writer;
-use lacuna_files::{Metadata, ModelFiles, OutputFile, Progress, Tensors};
-use lacuna_kernels::{Activation, ColumnLayout, DType, Matrix};
+use lacuna_files::{Metadata, ModelFiles, OutputFile, Progress, Tensor, Tensors};
+use lacuna_kernels::{ColumnLayout, DType, Matrix, NotFinite};
 
 use crate::error::ColumnsError;
 use crate::families::Description;
-use crate::plan::{NeuronUse, PredictorUse, WeightPlan};
+use crate::plan::{NeuronLayout, NeuronUse, PredictorUse, UpUse, WeightPlan};
 use crate::predictors::{self, BlockShape};
-use crate::program::{MatrixId, Op, Program, Slot};
-use crate::spec::Gating;
+use crate::program::{MatrixId, Program, sparse_matrices};
 
 /// Raised with every change of what such a file holds.
 const VERSION: u32 = 1;
@@ -29,77 +29,14 @@ const CONTENT_KEY: &str = "lacuna.columns.weights";
 /// Tensors begin at pages, so that columns of a page are read as one.
 const PAGE: u32 = 4096;
 
-pub(super) fn columns_name(tensor: &str) -> String {
-    format!("{tensor}.columns")
+/// The tensor that has a matrix's neurons.
+pub(super) fn neurons_name(of: &NeuronUse) -> String {
+    let part = if of.up.is_some() { "neurons" } else { "columns" };
+    format!("{}.{part}", of.name)
 }
 
 pub(super) fn scales_name(tensor: &str) -> String {
     format!("{tensor}.scales")
-}
-
-/// The matrices of `program` that are multiplied with what a function has left that is exactly zero for much of what it
-/// is given.
-pub(crate) fn sparse_matrices(program: &Program) -> HashSet<usize> {
-    let ops = program.steps().iter().flat_map(|step| program.ops(step));
-    // Slots that hold such, from the operation that left it there to the next that fills them.
-    let mut sparse: HashSet<Slot> = HashSet::new();
-    let mut found = HashSet::new();
-    for op in ops {
-        match op {
-            Op::Product {
-                input,
-                outputs,
-                function,
-                ..
-            } => {
-                if let ([(MatrixId(matrix), _)], true) = (&outputs[..], sparse.contains(input)) {
-                    found.insert(*matrix);
-                }
-                for (_, slot) in outputs {
-                    match function.is_some_and(leaves_zeros) {
-                        true => sparse.insert(*slot),
-                        false => sparse.remove(slot),
-                    };
-                }
-            }
-            Op::KeepOutliers { values, .. } => {
-                sparse.insert(*values);
-            }
-            Op::Activate { gating, gate, .. } => {
-                let Gating::Product(function) = gating else {
-                    sparse.remove(gate);
-                    continue;
-                };
-                if leaves_zeros(*function) {
-                    sparse.insert(*gate);
-                } else if !keeps_zeros(*function) {
-                    sparse.remove(gate);
-                }
-            }
-            // What is nothing stays so.
-            Op::Scale { .. } | Op::CheckFinite { .. } => {}
-            other => {
-                for (slot, _) in other.uses() {
-                    sparse.remove(&slot);
-                }
-            }
-        }
-    }
-    found
-}
-
-/// Functions of which all that is not positive becomes zero.
-fn leaves_zeros(function: Activation) -> bool {
-    matches!(function, Activation::Relu | Activation::ReluSquared)
-}
-
-/// Functions of which zero is zero.
-fn keeps_zeros(function: Activation) -> bool {
-    leaves_zeros(function)
-        || matches!(
-            function,
-            Activation::Silu | Activation::GeluTanh | Activation::GeluErf | Activation::QuickGelu
-        )
 }
 
 impl WeightPlan {
@@ -110,7 +47,7 @@ impl WeightPlan {
         let Some(columns) = files.columns() else {
             return plan;
         };
-        let plan = plan.with_columns(&|name| columns.contains(&columns_name(name)), description);
+        let plan = plan.with_columns(&|of| columns.contains(&neurons_name(of)), description);
         match files.predictors() {
             Some(predictors) => plan.with_predictors(predictors, description),
             None => plan,
@@ -139,32 +76,22 @@ impl WeightPlan {
     /// # Errors
     /// [`ColumnsError::NoZeros`] and [`ColumnsError::Type`].
     pub fn by_neuron(self, description: &Description) -> Result<Self, ColumnsError> {
-        self.column_layouts(description)?;
+        self.neuron_uses(description)?;
         Ok(self.with_columns(&|_| true, description))
     }
 
-    /// The same with matrices whose columns `has` says there are left to these.
+    /// The same with matrices left to their neurons where `has` says that these are there.
     pub(crate) fn with_columns(
         mut self,
-        has: &dyn Fn(&str) -> bool,
+        has: &dyn Fn(&NeuronUse) -> bool,
         description: &Description,
     ) -> Self {
-        let candidates = self.column_candidates(description);
-        self.neurons = candidates
-            .into_iter()
-            .filter_map(|(of, layout)| match layout {
-                Some(layout) if has(&of.0) => Some(NeuronUse {
-                    name: of.0,
-                    matrix: of.1,
-                    layout,
-                    predictor: None,
-                }),
-                _ => None,
-            })
-            .collect();
+        let candidates = self.neuron_candidates(description).into_iter();
+        let neurons = candidates.filter_map(|(_, of)| of.filter(has));
+        self.neurons = neurons.collect();
         let neurons = &self.neurons;
         self.uses
-            .retain(|of| neurons.iter().all(|it| it.matrix != of.matrix));
+            .retain(|of| neurons.iter().all(|it| !it.has(of.matrix)));
         self
     }
 
@@ -176,62 +103,80 @@ impl WeightPlan {
         &self,
         description: &Description,
     ) -> Result<Vec<(usize, BlockShape)>, ColumnsError> {
-        let layouts = self.column_layouts(description)?;
         let inputs = predictors::inputs(&Program::new(&description.spec));
-        let blocks = self.uses.iter().filter_map(|of| {
-            let (_, layout) = layouts.iter().find(|(name, _)| *name == of.name)?;
+        let uses = self.neuron_uses(description)?.into_iter();
+        let blocks = uses.filter_map(|of| {
             let shape = BlockShape {
-                name: of.name.clone(),
                 width: inputs.get(&of.matrix)?.width,
-                neurons: layout.cols(),
+                neurons: of.neurons(),
+                name: of.name,
             };
             Some((of.matrix, shape))
         });
         Ok(blocks.collect())
     }
 
-    /// The matrices whose columns can lie by themselves, and how; one at least.
-    fn column_layouts(
-        &self,
-        description: &Description,
-    ) -> Result<Vec<(String, ColumnLayout)>, ColumnsError> {
-        let candidates = self.column_candidates(description);
-        let Some(((first, _), _)) = candidates.first().cloned() else {
+    /// The matrices whose columns can lie by themselves, in the order of the program; one at least.
+    fn neuron_uses(&self, description: &Description) -> Result<Vec<NeuronUse>, ColumnsError> {
+        let candidates = self.neuron_candidates(description);
+        let Some((first, _)) = candidates.first().cloned() else {
             return Err(ColumnsError::NoZeros);
         };
-        let layouts = candidates.into_iter();
-        let layouts = layouts.filter_map(|((name, _), layout)| Some((name, layout?)));
-        let layouts: Vec<(String, ColumnLayout)> = layouts.collect();
-        if layouts.is_empty() {
+        let uses: Vec<_> = candidates.into_iter().filter_map(|(_, of)| of).collect();
+        if uses.is_empty() {
             let tensor = self.tensors.iter().find(|tensor| tensor.name == first);
             return Err(ColumnsError::Type {
                 name: first,
                 type_name: tensor.map_or_else(String::new, |tensor| tensor.type_name.clone()),
             });
         }
-        Ok(layouts)
+        Ok(uses)
     }
 
-    /// Matrices whose columns may lie by themselves, by tensor and by number, and how; `None` for types that they are not taken
-    /// from.
-    fn column_candidates(
-        &self,
-        description: &Description,
-    ) -> Vec<((String, usize), Option<ColumnLayout>)> {
+    /// Tensors whose columns may lie by themselves; `None` for types that they are not taken from.
+    fn neuron_candidates(&self, description: &Description) -> Vec<(String, Option<NeuronUse>)> {
         let program = Program::new(&description.spec);
         let sparse = sparse_matrices(&program);
-        let candidates = self.uses.iter().filter(|of| sparse.contains(&of.matrix));
-        let candidates = candidates.filter_map(|of| {
-            let mut tensors = self.tensors.iter();
-            let tensor = tensors.find(|tensor| tensor.name == of.name)?;
-            let [rows, cols] = tensor.shape[..] else {
-                return None;
+        let candidates = self.uses.iter().filter_map(|of| {
+            let up = sparse.get(&MatrixId(of.matrix))?;
+            let columns = self.whole(of.matrix).and_then(|whole| {
+                let (dtype, [rows, cols]) = whole;
+                ColumnLayout::new(dtype, rows, cols)
+            });
+            let with_columns = |columns: ColumnLayout| {
+                let up = up.and_then(|MatrixId(matrix)| {
+                    let name = self.uses.iter().find(|it| it.matrix == matrix)?.name.clone();
+                    let (dtype, [neurons, elements]) = self.whole(matrix)?;
+                    let fits = neurons == columns.cols() && dtype.row_bytes(elements).is_some();
+                    fits.then_some((UpUse { name, matrix }, (dtype, elements)))
+                });
+                let (up, rows) = up.unzip();
+                NeuronUse {
+                    name: of.name.clone(),
+                    matrix: of.matrix,
+                    layout: NeuronLayout { columns, rows },
+                    up,
+                    predictor: None,
+                }
             };
-            let layout = tensor.type_name.parse::<DType>().ok();
-            let layout = layout.and_then(|dtype| ColumnLayout::new(dtype, rows, cols));
-            Some(((of.name.clone(), of.matrix), layout))
+            Some((of.name.clone(), columns.map(with_columns)))
         });
         candidates.collect()
+    }
+
+    /// The type and the shape of a matrix that is used once, and is a whole tensor.
+    fn whole(&self, matrix: usize) -> Option<(DType, [usize; 2])> {
+        let mut uses = self.uses.iter().filter(|of| of.matrix == matrix);
+        let (Some(of), None) = (uses.next(), uses.next()) else {
+            return None;
+        };
+        let mut tensors = self.tensors.iter();
+        let tensor = tensors.find(|tensor| tensor.name == of.name)?;
+        let [rows, columns] = tensor.shape[..] else {
+            return None;
+        };
+        let dtype = tensor.type_name.parse().ok()?;
+        (tensor.bytes as u64 == of.bytes).then_some((dtype, [rows, columns]))
     }
 }
 
@@ -248,7 +193,7 @@ pub fn with_columns(
     let description =
         crate::describe(&files).map_err(|error| ColumnsError::Model(Box::new(error)))?;
     let plan = WeightPlan::of(files.tensors(), &description);
-    let layouts = plan.column_layouts(&description)?;
+    let uses = plan.neuron_uses(&description)?;
     let failed = |source| ColumnsError::Write {
         path: folder.to_owned(),
         source,
@@ -264,12 +209,12 @@ pub fn with_columns(
         None => files,
     };
     let path = folder.join(format!("{}.columns", &content[..32]));
-    if let Some(columns) = open(&path, &content, &layouts) {
+    if let Some(columns) = open(&path, &content, &uses) {
         return Ok(files.with_columns(columns));
     }
-    let made = make(&files, &path, &content, &layouts, progress);
+    let made = make(&files, &path, &content, &uses, progress);
     // Another process may have made it meanwhile.
-    match (open(&path, &content, &layouts), made) {
+    match (open(&path, &content, &uses), made) {
         (Some(columns), _) => Ok(files.with_columns(columns)),
         (None, Err(error)) => Err(error),
         (None, Ok(())) => Err(failed(std::io::ErrorKind::InvalidData.into())),
@@ -287,11 +232,7 @@ pub(crate) fn content_name(files: &ModelFiles, folder: &Path) -> Result<String, 
 }
 
 /// The tensors of a whole file of columns that was made of these weights; `None` for any other.
-pub(super) fn open(
-    path: &Path,
-    content: &str,
-    layouts: &[(String, ColumnLayout)],
-) -> Option<Tensors> {
+pub(super) fn open(path: &Path, content: &str, uses: &[NeuronUse]) -> Option<Tensors> {
     let files = ModelFiles::open(path).ok()?;
     let Metadata::Gguf(metadata) = files.metadata() else {
         return None;
@@ -305,19 +246,29 @@ pub(super) fn open(
         let tensor = files.tensors().require_shape(name, shape);
         tensor.is_ok_and(|tensor| tensor.dtype() == DType::F32)
     };
-    let whole = layouts.iter().all(|(name, layout)| {
-        let columns = [layout.cols(), layout.column_bytes() / 4];
-        let scales = [layout.scale_bytes() / 4];
-        has(&columns_name(name), &columns) && (scales == [0] || has(&scales_name(name), &scales))
+    let whole = uses.iter().all(|of| {
+        let scales = scales_shape(of);
+        has(&neurons_name(of), &neurons_shape(of))
+            && (scales == [0] || has(&scales_name(&of.name), &scales))
     });
     whole.then(|| files.tensors().clone())
+}
+
+/// Words of the tensor of neurons.
+fn neurons_shape(of: &NeuronUse) -> [usize; 2] {
+    [of.neurons(), of.layout.bytes() / NeuronLayout::WORD_BYTES]
+}
+
+/// Words of the tensor of scales, of which there is none where there are no words.
+fn scales_shape(of: &NeuronUse) -> [usize; 1] {
+    [of.layout.columns.scale_bytes() / NeuronLayout::WORD_BYTES]
 }
 
 pub(super) fn make(
     files: &ModelFiles,
     path: &Path,
     content: &str,
-    layouts: &[(String, ColumnLayout)],
+    uses: &[NeuronUse],
     progress: &mut dyn Progress,
 ) -> Result<(), ColumnsError> {
     let written = |source| ColumnsError::Write {
@@ -329,54 +280,40 @@ pub(super) fn make(
     header.set(VERSION_KEY, VERSION);
     header.set(CONTENT_KEY, content);
     let mut all = 0;
-    for (name, layout) in layouts {
-        let shape = [layout.cols(), layout.column_bytes() / 4];
-        header.tensor(&columns_name(name), DType::F32, &shape)?;
-        if layout.scale_bytes() > 0 {
-            let shape = [layout.scale_bytes() / 4];
-            header.tensor(&scales_name(name), DType::F32, &shape)?;
+    for of in uses {
+        header.tensor(&neurons_name(of), DType::F32, &neurons_shape(of))?;
+        let scales = scales_shape(of);
+        if scales != [0] {
+            header.tensor(&scales_name(&of.name), DType::F32, &scales)?;
         }
-        all += (layout.cols() * layout.column_bytes()) as u64;
+        all += of.neurons() as u64 * of.bytes();
     }
     progress.begin("columns of feed-forward blocks", Some(all));
     let output = OutputFile::create(path).map_err(written)?;
     let mut body = header.begin(std::io::BufWriter::new(output))?;
-    for (name, layout) in layouts {
-        let tensor = files.tensors().require(name)?;
-        let matrix = Matrix::new(layout.dtype(), layout.rows(), layout.cols(), tensor.bytes());
-        let matrix = matrix.map_err(|source| ColumnsError::Shape {
-            name: name.clone(),
-            source,
-        })?;
-        let not_finite = |source| ColumnsError::NotFinite {
-            name: name.clone(),
-            source,
-        };
-        let mut scales = vec![0; layout.scale_bytes()];
-        layout
-            .pack_scales(&matrix, &mut scales)
-            .map_err(not_finite)?;
-        let mut packed = vec![0; ColumnLayout::SECTION * layout.column_bytes()];
+    for of in uses {
+        let packing = Packing::new(files, of)?;
+        let scales = packing.scales()?;
         let mut refused = None;
-        body.stream(&columns_name(name), |out| {
-            for start in (0..layout.cols()).step_by(ColumnLayout::SECTION) {
-                let columns = start..layout.cols().min(start + ColumnLayout::SECTION);
-                let packed = &mut packed[..columns.len() * layout.column_bytes()];
-                if let Err(error) = layout.pack(&matrix, columns, packed) {
-                    refused = Some(error);
-                    return Err(std::io::ErrorKind::InvalidData.into());
+        body.stream(&neurons_name(of), |out| {
+            for start in (0..of.neurons()).step_by(ColumnLayout::SECTION) {
+                let neurons = start..of.neurons().min(start + ColumnLayout::SECTION);
+                match packing.pack(neurons) {
+                    Ok(packed) => {
+                        out.write_all(&packed)?;
+                        progress.advance(packed.len() as u64);
+                    }
+                    Err(error) => {
+                        refused = Some(error);
+                        return Err(std::io::ErrorKind::InvalidData.into());
+                    }
                 }
-                out.write_all(packed)?;
-                progress.advance(packed.len() as u64);
             }
             Ok(())
         })
-        .map_err(|error| match refused {
-            Some(source) => not_finite(source),
-            None => error.into(),
-        })?;
+        .map_err(|error| refused.unwrap_or_else(|| error.into()))?;
         if !scales.is_empty() {
-            body.tensor(&scales_name(name), &scales)?;
+            body.tensor(&scales_name(&of.name), &scales)?;
         }
     }
     files.check()?;
@@ -387,44 +324,81 @@ pub(super) fn make(
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::spec::FeedForward;
+/// The matrices that neurons are taken from.
+struct Packing<'a> {
+    of: &'a NeuronUse,
+    down: Tensor,
+    up: Option<Tensor>,
+}
 
-    fn described(family: &str) -> Description {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
-        let files = ModelFiles::open(&folder.join(family).join("model.gguf"));
-        crate::describe(&files.expect("the fixture opens")).expect("a model")
+impl<'a> Packing<'a> {
+    fn new(files: &ModelFiles, of: &'a NeuronUse) -> Result<Self, ColumnsError> {
+        let up = of.up.as_ref();
+        let up = up.map(|up| files.tensors().require(&up.name));
+        Ok(Self {
+            of,
+            down: files.tensors().require(&of.name)?,
+            up: up.transpose()?,
+        })
     }
 
-    #[test]
-    fn matrices_are_those_behind_functions_that_leave_zeros() {
-        let found = |family| {
-            let made = described(family);
-            let program = Program::new(&made.spec);
-            let names = sparse_matrices(&program).into_iter().map(|matrix| {
-                let name = program.tensors()[matrix].name();
-                (name.layer.expect("of a layer"), name.part)
-            });
-            let mut names: Vec<_> = names.collect();
-            names.sort_unstable();
-            (made.spec, names)
+    fn down(&self) -> Result<Matrix<'_>, ColumnsError> {
+        let columns = self.of.layout.columns;
+        matrix(&self.down, columns.dtype(), [columns.rows(), columns.cols()])
+    }
+
+    fn scales(&self) -> Result<Vec<u8>, ColumnsError> {
+        let columns = self.of.layout.columns;
+        let mut scales = vec![0; columns.scale_bytes()];
+        let packed = columns.pack_scales(&self.down()?, &mut scales);
+        packed.map_err(|source| not_finite(&self.of.name, source))?;
+        Ok(scales)
+    }
+
+    /// Some neurons one after another.
+    fn pack(&self, neurons: Range<usize>) -> Result<Vec<u8>, ColumnsError> {
+        let layout = &self.of.layout;
+        let column_bytes = layout.columns.column_bytes();
+        let mut columns = vec![0; neurons.len() * column_bytes];
+        let packed = layout
+            .columns
+            .pack(&self.down()?, neurons.clone(), &mut columns);
+        packed.map_err(|source| not_finite(&self.of.name, source))?;
+        let (Some(up), Some((dtype, elements))) = (&self.up, layout.rows) else {
+            return Ok(columns);
         };
-        let (spec, names) = found("families/nemotron-h");
-        let plain = spec.layers.iter().enumerate();
-        let plain = plain.filter(|(_, it)| matches!(it.feed_forward, FeedForward::Plain(_)));
-        let plain: Vec<_> = plain.map(|(layer, _)| (layer, "ffn_down")).collect();
-        assert_eq!(names, plain);
-        assert!(!names.is_empty());
-        let (spec, names) = found("families/gemma3n");
-        let mut layers = spec.layers.clone();
-        let cut = layers.iter_mut().enumerate().filter_map(|(layer, it)| {
-            let block = it.feed_forward.gated_mut()?;
-            block.gate_cutoff.map(|_| (layer, "ffn_down"))
-        });
-        assert_eq!(names, cut.collect::<Vec<_>>());
-        assert_eq!(names.len(), 2);
-        assert_eq!(found("qwen3").1, []);
+        let rows = matrix(up, dtype, [layout.neurons(), elements])?;
+        let mut packed = vec![0; neurons.len() * layout.bytes()];
+        let mut values = vec![0.0; elements];
+        let each = neurons.zip(columns.chunks_exact(column_bytes));
+        for ((row, column), out) in each.zip(packed.chunks_exact_mut(layout.bytes())) {
+            // What is not finite adds something where a gate is zero.
+            rows.dequantize_row(row, &mut values);
+            if values.iter().any(|value| !value.is_finite()) {
+                return Err(not_finite(up.name(), NotFinite { row }));
+            }
+            out[..column_bytes].copy_from_slice(column);
+            out[column_bytes..][..layout.row_bytes()].copy_from_slice(rows.row(row));
+        }
+        Ok(packed)
+    }
+}
+
+fn matrix(
+    tensor: &Tensor,
+    dtype: DType,
+    [rows, columns]: [usize; 2],
+) -> Result<Matrix<'_>, ColumnsError> {
+    let matrix = Matrix::new(dtype, rows, columns, tensor.bytes());
+    matrix.map_err(|source| ColumnsError::Shape {
+        name: tensor.name().to_owned(),
+        source,
+    })
+}
+
+fn not_finite(name: &str, source: NotFinite) -> ColumnsError {
+    ColumnsError::NotFinite {
+        name: name.to_owned(),
+        source,
     }
 }

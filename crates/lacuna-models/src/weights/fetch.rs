@@ -176,7 +176,7 @@ impl Reading<'_> {
     fn is_elsewhere(&self, number: usize) -> bool {
         let experts = &self.plan.experts;
         let is_matrix = self.plan.uses.iter().any(|it| it.matrix == number);
-        let has_columns = self.plan.neurons.iter().any(|it| it.matrix == number);
+        let has_columns = self.plan.neurons.iter().any(|it| it.has(number));
         is_matrix || has_columns || experts.iter().any(|it| it.tensors.contains(&number))
     }
 

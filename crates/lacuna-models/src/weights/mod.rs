@@ -28,7 +28,7 @@ use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
 pub use columns::with_columns;
-pub(crate) use columns::{content_name, sparse_matrices};
+pub(crate) use columns::content_name;
 pub use experts::ExpertCounts;
 use fetch::Fetch;
 pub use fetch::MakeDevice;

@@ -128,7 +128,7 @@ fn subjects(columns: &Path) -> Vec<Subject> {
 fn logits_are_those_of_mapped_files() {
     let columns = tempfile::tempdir().expect("a folder");
     let subjects = subjects(columns.path());
-    for family in ["nemotron-h/", "nemotron-h-moe/"] {
+    for family in ["nemotron-h/", "nemotron-h-moe/", "gemma3n/", "llama-relu/"] {
         let mut found = subjects.iter();
         assert!(found.any(|it| it.what.contains(family)), "{family}");
     }

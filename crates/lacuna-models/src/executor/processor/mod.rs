@@ -58,8 +58,15 @@ impl Pass<'_, '_> {
             trace.begin_pass();
         }
         for step in program.steps() {
-            for op in program.ops(step) {
-                self.op(op)?;
+            let mut ops = program.ops(step);
+            while let [op, rest @ ..] = ops {
+                ops = match self.gated_neurons(ops)? {
+                    0 => {
+                        self.op(op)?;
+                        rest
+                    }
+                    done => &ops[done..],
+                };
             }
         }
         Ok(())

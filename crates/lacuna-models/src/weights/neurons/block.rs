@@ -1,4 +1,5 @@
-//! The columns of a matrix: where they are in the file, which are read together, and the slots of those that stay.
+//! The columns of a matrix, and what lies beside each: where they are in the file, which are read together, and the slots of
+//! those that stay.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use lacuna_files::reader::{Buffer, Extent};
 use lacuna_kernels::ColumnLayout;
 
 use super::super::rows::Slot;
-use crate::plan::{NeuronLru, RUN_BYTES};
+use crate::plan::{NeuronLayout, NeuronLru, RUN_BYTES};
 
 /// Slots are parts of pieces of memory of about so many bytes, which go back to the system as there are fewer: a huge page,
 /// where there are as many.
@@ -18,7 +19,7 @@ pub(super) struct Block {
     /// The matrix, for errors.
     pub(super) name: String,
     pub(super) extent: Extent,
-    pub(super) layout: ColumnLayout,
+    pub(super) layout: NeuronLayout,
     pub(super) scales: Vec<u8>,
     pub(super) lru: NeuronLru,
     /// Memory of slots, as many in each piece as it holds.
@@ -36,7 +37,7 @@ pub(super) struct Run {
 impl Block {
     /// The bytes of a column, in the file of columns.
     pub(super) fn offset(&self, column: u32) -> u64 {
-        self.extent.range.start + u64::from(column) * self.layout.column_bytes() as u64
+        self.extent.range.start + u64::from(column) * self.layout.bytes() as u64
     }
 
     pub(super) fn extent(&self, run: &Run) -> Extent {
@@ -80,37 +81,37 @@ impl Block {
         let Some(Slot::Read(bytes)) = &run.slot else {
             unreachable!("what is lent has been read")
         };
-        let each = self.layout.column_bytes();
+        let each = self.layout.bytes();
         &bytes[(column - run.columns.start) as usize * each..][..each]
     }
 
     /// Slots of a chunk.
     pub(super) fn chunk_slots(&self) -> usize {
-        (CHUNK_BYTES / self.layout.column_bytes()).max(1)
+        (CHUNK_BYTES / self.layout.bytes()).max(1)
     }
 
     /// Where a slot is: in which chunk, and which bytes of it.
     pub(super) fn place(&self, slot: u32) -> (usize, Range<usize>) {
-        let (slot, each) = (slot as usize, self.layout.column_bytes());
+        let (slot, each) = (slot as usize, self.layout.bytes());
         let start = slot % self.chunk_slots() * each;
         (slot / self.chunk_slots(), start..start + each)
     }
 
     /// The chunks that `slots` slots take beyond those that are full already.
     pub(super) fn more_chunks(&self, slots: usize) -> std::io::Result<Vec<Buffer>> {
-        let (slots, each) = (slots.min(self.layout.cols()), self.chunk_slots());
+        let (slots, each) = (slots.min(self.layout.neurons()), self.chunk_slots());
         if slots == self.lru.len() {
             return Ok(Vec::new());
         }
         let full = self.lru.len().min(slots) / each;
         let starts = (full * each..slots).step_by(each);
-        let sizes = starts.map(|start| each.min(slots - start) * self.layout.column_bytes());
+        let sizes = starts.map(|start| each.min(slots - start) * self.layout.bytes());
         sizes.map(Buffer::new).collect()
     }
 
     /// Has `slots` slots from now on, with `more` chunks that were made for as many.
     pub(super) fn resize(&mut self, slots: usize, more: Vec<Buffer>) {
-        let slots = slots.min(self.layout.cols());
+        let slots = slots.min(self.layout.neurons());
         if slots == self.lru.len() {
             return;
         }

@@ -1,8 +1,8 @@
 //! Neurons of feed-forward blocks that come to memory as activations turn out not to be zero.
 //!
 //! `down` is multiplied with activations of which most are exactly zero, and its columns there add nothing. They lie one
-//! after another in a file of their own (`columns.rs`). When activations are known, the columns that are needed
-//! and not in a slot are asked for, all at once as far as a ring has room, and multiplied with in ascending order, section by
+//! after another in a file of their own (`columns.rs`), and where gates decide, each with the row of `up` that makes its
+//! activation. When activations, or gates, are known, the columns that are needed and not in a slot are asked for, all at once as far as a ring has room, and multiplied with in ascending order, section by
 //! section; then they get slots of those that were used longest ago. Sums have the order of the whole matrix's
 //! product, so results do not depend on any of it.
 //!
@@ -24,15 +24,15 @@ use std::sync::Arc;
 
 use lacuna_files::reader::{Buffer, FileReader, Finished, Ring};
 use lacuna_files::{Tensor, Tensors};
-use lacuna_kernels::{ColumnLayout, Cpu};
+use lacuna_kernels::{ColumnLayout, Columns, Cpu, Matrix};
 
 use self::ahead::Ahead;
 use self::block::{Block, Run};
-use super::columns::{columns_name, scales_name};
+use super::columns::{neurons_name, scales_name};
 use super::fetch::Files;
 use super::rows::Slot;
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
-use crate::plan::{NeuronLru, NeuronSlots, NeuronUse};
+use crate::plan::{NeuronLayout, NeuronLru, NeuronSlots, NeuronUse};
 use crate::program::{MatrixId, VectorId};
 
 pub(super) use reads::Counters;
@@ -51,6 +51,8 @@ pub(crate) struct Neurons {
     ahead: Option<Ahead>,
     /// By column of the widest matrix, whether a pass needs it: false between turns.
     needed: Vec<bool>,
+    /// Rows that are brought together to be multiplied with.
+    gathered: Vec<u8>,
     counters: Arc<Counters>,
 }
 
@@ -107,7 +109,7 @@ impl Neurons {
         counters: Arc<Counters>,
     ) -> Result<Self, LoadError> {
         let blocks = uses.iter().map(|of| {
-            let tensor = columns.require(&columns_name(&of.name))?;
+            let tensor = columns.require(&neurons_name(of))?;
             let extent = files.extent(&tensor, 0..tensor.file_range().len());
             let scales = columns.get(&scales_name(&of.name))?;
             let scales = scales.map(|scales| read_whole(&mut reader, files, &scales));
@@ -139,6 +141,7 @@ impl Neurons {
             turn: Turn::default(),
             ahead,
             needed: vec![false; widest],
+            gathered: vec![0; NeuronSlots::gathered_bytes(uses) as usize],
             counters,
         })
     }
@@ -146,6 +149,12 @@ impl Neurons {
     /// Whether the columns of a matrix are had here.
     pub(crate) fn has(&self, MatrixId(matrix): MatrixId) -> bool {
         self.block_of.contains_key(&matrix)
+    }
+
+    /// Whether what is multiplied with the gates before a matrix lies beside its columns.
+    pub(crate) fn has_rows(&self, MatrixId(matrix): MatrixId) -> bool {
+        let block = self.block_of.get(&matrix);
+        block.is_some_and(|block| self.blocks[*block].layout.rows.is_some())
     }
 
     /// Address space for as many slots in each block, which takes no memory yet.
@@ -224,7 +233,7 @@ impl Neurons {
         let number = self.block_of[&matrix];
         let block = &mut self.blocks[number];
         let mut ahead = self.ahead.as_mut().and_then(|it| it.of_block(number));
-        let needed = &mut self.needed[..block.layout.cols()];
+        let needed = &mut self.needed[..block.layout.neurons()];
         for row in x.chunks_exact(needed.len()) {
             for (needed, x) in needed.iter_mut().zip(row) {
                 *needed |= *x != 0.0;
@@ -259,7 +268,7 @@ impl Neurons {
             }
         }
         let counters = &self.counters;
-        counters.all.add(block.layout.cols() as u64);
+        counters.all.add(block.layout.neurons() as u64);
         let needed = turn.columns.len() as u64;
         counters.needed.add(needed);
         counters.found.add(found);
@@ -282,12 +291,12 @@ impl Neurons {
     /// When some cannot be read.
     pub(crate) fn next(&mut self) -> Result<Option<Lent>, ForwardError> {
         self.end_lent();
-        let cols = self.blocks[self.turn.block].layout.cols();
+        let layout = self.blocks[self.turn.block].layout;
+        let (cols, each) = (layout.neurons(), layout.bytes());
         if self.turn.lent.range.end == cols {
             return Ok(None);
         }
         self.ask();
-        let each = self.blocks[self.turn.block].layout.column_bytes();
         let lent = self.turn.following(cols, each, self.ring.bytes() / 2);
         for at in lent.needed.clone() {
             self.wait_for(at)?;
@@ -328,6 +337,29 @@ impl Neurons {
                 None => unreachable!("what is waited for has been asked for"),
             }
         }
+    }
+
+    /// Brings rows of the neurons that are lent together, some at a time, and gives them to `each` with their numbers.
+    ///
+    /// # Panics
+    /// For a matrix beside whose columns there are none.
+    pub(crate) fn each_rows(&mut self, mut each: impl FnMut(&[u32], &Matrix<'_>)) {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let there = self.lent();
+        let layout = there.block.layout;
+        let (dtype, elements) = layout.rows.expect("whoever calls has seen them");
+        let numbers = there.numbers();
+        for start in (0..numbers.len()).step_by(NeuronLayout::ROWS_AT_ONCE) {
+            let some = start..numbers.len().min(start + NeuronLayout::ROWS_AT_ONCE);
+            let bytes = &mut gathered[..some.len() * layout.row_bytes()];
+            let rows = bytes.chunks_exact_mut(layout.row_bytes());
+            for (at, row) in some.clone().zip(rows) {
+                row.copy_from_slice(there.row(at));
+            }
+            let rows = Matrix::new(dtype, some.len(), elements, bytes);
+            each(&numbers[some], &rows.expect("as many bytes as rows have"));
+        }
+        self.gathered = gathered;
     }
 
     /// What is lent.
@@ -418,6 +450,7 @@ impl Turn {
 }
 
 /// Columns that are computed with.
+#[derive(Clone, Copy)]
 pub(crate) struct LentColumns<'a> {
     block: &'a Block,
     turn: &'a Turn,
@@ -425,21 +458,31 @@ pub(crate) struct LentColumns<'a> {
 }
 
 impl<'a> LentColumns<'a> {
-    pub(crate) fn layout(&self) -> ColumnLayout {
-        self.block.layout
-    }
-
-    pub(crate) fn scales(&self) -> &'a [u8] {
-        &self.block.scales
+    /// The columns of `range`, as a product takes them.
+    pub(crate) fn columns(self, range: Range<usize>) -> Columns<'a, impl Fn(usize) -> &'a [u8]> {
+        let layout = self.block.layout.columns;
+        Columns {
+            layout,
+            scales: &self.block.scales,
+            range,
+            numbers: self.numbers(),
+            bytes: move |at| &self.neuron(at)[..layout.column_bytes()],
+        }
     }
 
     /// Their numbers, in ascending order.
-    pub(crate) fn numbers(&self) -> &'a [u32] {
+    fn numbers(self) -> &'a [u32] {
         &self.turn.columns[self.turn.lent.needed.clone()]
     }
 
-    /// The bytes of one, by its place among them.
-    pub(crate) fn bytes(&self, at: usize) -> &'a [u8] {
+    /// The row beside one, by its place among them.
+    fn row(self, at: usize) -> &'a [u8] {
+        let layout = &self.block.layout;
+        &self.neuron(at)[layout.columns.column_bytes()..][..layout.row_bytes()]
+    }
+
+    /// All bytes of one.
+    fn neuron(self, at: usize) -> &'a [u8] {
         let at = self.turn.lent.needed.start + at;
         match self.turn.places[at] {
             Place::Slot(slot) => {

@@ -5,17 +5,20 @@ use std::path::Path;
 use lacuna_files::reader::faults::{Fault, FaultyDevice};
 use lacuna_files::reader::{Caching, ReadThreads};
 use lacuna_files::{ModelFiles, gguf};
-use lacuna_kernels::{Activations, Columns, Cpu, CpuConfig, DType, Matrix};
+use lacuna_kernels::{Activations, Cpu, CpuConfig, DType, Matrix};
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{AHEAD_NEURONS, PredictorUse};
+use crate::plan::{AHEAD_NEURONS, PredictorUse, UpUse};
 use crate::weights::columns;
 
 const ROWS: usize = 64;
 /// Two blocks: of several sections, and of less than one.
 const COLS: [usize; 2] = [1600, 96];
 const NAMES: [&str; 2] = ["a.weight", "b.weight"];
+/// What is multiplied with the gates before them, where there are gates, and how many elements its rows have.
+const UP_NAMES: [&str; 2] = ["a.up", "b.up"];
+const UP_COLS: usize = 96;
 
 /// Rows of activations that predictors tell apart.
 const PATTERNS: usize = 8;
@@ -68,29 +71,42 @@ struct Subject {
 
 impl Subject {
     fn new(dtype: DType) -> Self {
+        Self::of(dtype, None)
+    }
+
+    /// With rows of a type beside the columns, if one is named.
+    fn of(dtype: DType, up: Option<DType>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("model.gguf");
-        write(dtype, &path);
+        write(dtype, up, &path);
         let files = ModelFiles::open(&path).expect("a valid file");
-        let layouts = NAMES.iter().zip(COLS).map(|(name, cols)| {
-            let layout = ColumnLayout::new(dtype, ROWS, cols).expect("whole groups");
-            ((*name).to_owned(), layout)
+        let uses = (0..NAMES.len()).map(|matrix| {
+            let columns = ColumnLayout::new(dtype, ROWS, COLS[matrix]);
+            NeuronUse {
+                name: NAMES[matrix].to_owned(),
+                matrix,
+                layout: NeuronLayout {
+                    columns: columns.expect("whole groups"),
+                    rows: up.map(|up| (up, UP_COLS)),
+                },
+                up: up.map(|_| UpUse {
+                    name: UP_NAMES[matrix].to_owned(),
+                    matrix: NAMES.len() + matrix,
+                }),
+                predictor: None,
+            }
         });
-        let layouts: Vec<_> = layouts.collect();
+        let uses: Vec<_> = uses.collect();
         let path = folder.path().join("columns");
-        columns::make(&files, &path, "content", &layouts, &mut ()).expect("it is written");
-        let columns = columns::open(&path, "content", &layouts).expect("what was written");
-        assert!(columns::open(&path, "other content", &layouts).is_none());
-        assert!(columns::open(&path, "content", &layouts[..1]).is_some());
-        let uses = layouts.into_iter().enumerate();
-        let uses = uses.map(|(matrix, (name, layout))| NeuronUse {
-            name,
-            matrix,
-            layout,
-            predictor: None,
-        });
+        columns::make(&files, &path, "content", &uses, &mut ()).expect("it is written");
+        let columns = columns::open(&path, "content", &uses).expect("what was written");
+        assert!(columns::open(&path, "other content", &uses).is_none());
+        assert!(columns::open(&path, "content", &uses[..1]).is_some());
+        let mut with_other_rows = uses.clone();
+        with_other_rows[1].layout.rows = Some((DType::F32, UP_COLS + 1));
+        assert!(columns::open(&path, "content", &with_other_rows).is_none());
         Self {
-            uses: uses.collect(),
+            uses,
             files,
             columns,
             predictors: None,
@@ -189,16 +205,19 @@ impl Subject {
     }
 }
 
-fn write(dtype: DType, path: &Path) {
+fn write(dtype: DType, up: Option<DType>, path: &Path) {
+    let downs = NAMES.into_iter().zip(COLS);
+    let downs = downs.map(|(name, cols)| (name, dtype, [ROWS, cols]));
+    let ups = UP_NAMES.into_iter().zip(COLS);
+    let ups = ups.filter_map(|(name, neurons)| Some((name, up?, [neurons, UP_COLS])));
+    let tensors: Vec<_> = downs.chain(ups).collect();
     let mut header = gguf::Writer::new();
-    for (name, cols) in NAMES.iter().zip(COLS) {
-        header
-            .tensor(name, dtype, &[ROWS, cols])
-            .expect("whole blocks");
+    for (name, dtype, shape) in &tensors {
+        header.tensor(name, *dtype, shape).expect("whole blocks");
     }
     let mut body = header.begin(Vec::new()).expect("room in memory");
-    for (name, cols) in NAMES.iter().zip(COLS) {
-        let bytes = ROWS * dtype.row_bytes(cols).expect("whole blocks");
+    for (name, dtype, [rows, cols]) in tensors {
+        let bytes = rows * dtype.row_bytes(cols).expect("whole blocks");
         // Below every exponent of all ones, and no two columns alike.
         let bytes: Vec<u8> = (0..bytes)
             .map(|at| (at * 31 + at / 255) as u8 & 0x3B)
@@ -222,14 +241,7 @@ fn product(
     let mut out = vec![f32::NAN; x.len() / COLS[matrix] * ROWS];
     neurons.begin(MatrixId(matrix), x);
     while let Some(lent) = neurons.next()? {
-        let there = neurons.lent();
-        let columns = Columns {
-            layout: there.layout(),
-            scales: there.scales(),
-            range: lent.range,
-            numbers: there.numbers(),
-            bytes: |at: usize| there.bytes(at),
-        };
+        let columns = neurons.lent().columns(lent.range);
         cpu.matmul_columns(&mut out, x, &columns);
     }
     Ok(out)
@@ -278,6 +290,47 @@ fn neurons_that_tokens_needed_shortly_before_are_not_read_again() {
     let before = neurons.counters.now();
     product(&mut neurons, &cpu, 0, &x).expect("it is read");
     assert_eq!(neurons.counters.now().since(before).found, 2);
+}
+
+#[test]
+fn rows_beside_columns_are_those_of_the_same_neurons() {
+    let cpu = Cpu::new(CpuConfig::default()).expect("threads");
+    for (down, up) in [
+        (DType::F16, DType::F16),
+        (DType::Q8_0, DType::Q4_0),
+        (DType::F32, DType::Q8_0),
+    ] {
+        let subject = Subject::of(down, Some(up));
+        for slots in [0, 5, 2000] {
+            let mut neurons = subject.neurons(slots, 3, Fault::Shorten);
+            assert!(neurons.has_rows(MatrixId(0)) && !neurons.has_rows(MatrixId(2)));
+            for (matrix, every) in [(0, 3), (1, 2), (0, 3), (0, 1)] {
+                let x = sparse(matrix, 1, every, 5);
+                let tensor = subject.files.tensors().require(UP_NAMES[matrix]);
+                let tensor = tensor.expect("it was written");
+                let row_bytes = up.row_bytes(UP_COLS).expect("whole blocks");
+                let mut out = vec![f32::NAN; ROWS];
+                let mut found = Vec::new();
+                neurons.begin(MatrixId(matrix), &x);
+                while let Some(lent) = neurons.next().expect("it is read") {
+                    neurons.each_rows(|numbers, rows| {
+                        assert_eq!((rows.dtype(), rows.cols()), (up, UP_COLS));
+                        assert_eq!(rows.rows(), numbers.len());
+                        for (at, number) in numbers.iter().enumerate() {
+                            let expected = &tensor.bytes()[*number as usize * row_bytes..];
+                            assert_eq!(rows.row(at), &expected[..row_bytes]);
+                        }
+                        found.extend_from_slice(numbers);
+                    });
+                    let columns = neurons.lent().columns(lent.range);
+                    cpu.matmul_columns(&mut out, &x, &columns);
+                }
+                let needed = (0u32..).zip(&x).filter(|(_, x)| **x != 0.0);
+                assert!(needed.map(|(number, _)| number).eq(found));
+                assert_eq!(bits(&out), bits(&subject.whole(&cpu, matrix, &x)));
+            }
+        }
+    }
 }
 
 #[test]
