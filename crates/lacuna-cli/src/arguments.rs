@@ -98,7 +98,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub weights: WeightMode,
     /// Folder for a file in which neurons lie one by one, made at first use: of feed-forward blocks whose activations are
-    /// exactly zero for most (ReLU, squared ReLU), only those are read that a token needs, past what a budget holds;
+    /// exactly zero for most (ReLU, squared ReLU, gates as in Gemma 3n), only those are read that a token needs, past what a budget holds;
     /// ahead of time as far as predictors say (fit-predictors)
     #[arg(long, value_name = "DIR")]
     pub neurons: Option<PathBuf>,

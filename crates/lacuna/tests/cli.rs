@@ -270,6 +270,42 @@ fn a_draft_model_changes_no_text_and_is_in_the_budget() {
 }
 
 #[test]
+fn a_plan_says_what_is_streamed_as_contexts_fill() {
+    let plan = json(&lacuna(&[
+        "plan",
+        "qwen3-0.6b",
+        "--json",
+        "--budget",
+        "800MB",
+        "--ctx",
+        "4096",
+        "--disk-rate",
+        "1GB",
+        "--memory-rate",
+        "40GB",
+    ]));
+    let placed = &plan["residency"];
+    let by_tokens = placed["by_tokens"].as_array().expect("a list");
+    let first = by_tokens.first().expect("an empty context");
+    assert_eq!(first["tokens"], 0);
+    assert_eq!(first["streamed_bytes"], placed["streamed_bytes"]);
+    assert_eq!(by_tokens.last(), Some(&placed["full"]));
+    assert_eq!(placed["full"]["tokens"], 4096);
+    let of = |at: &serde_json::Value| {
+        let bytes = at["streamed_bytes"].as_u64().expect("a number");
+        (bytes, at["seconds_per_token"].as_f64().expect("a number"))
+    };
+    for pair in by_tokens.windows(2) {
+        let [(bytes, seconds), (more, longer)] = [of(&pair[0]), of(&pair[1])];
+        assert!(more >= bytes && longer >= seconds, "{pair:?}");
+    }
+    assert!(
+        of(&placed["full"]) > of(first),
+        "KV takes the place of weights"
+    );
+}
+
+#[test]
 fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
     let with_head = root().join("reference/heads/qwen3.5/hf");
     let with_head = with_head.to_str().expect("a path in UTF-8");

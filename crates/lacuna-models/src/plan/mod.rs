@@ -34,8 +34,8 @@ pub use error::{PlanError, PlanFault};
 pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
 pub(crate) use neurons::{AHEAD_NEURONS, NeuronLru, PREDICTED_ROWS, PredictorUse, RUN_BYTES};
-pub use neurons::{NeuronSlots, NeuronUse};
 pub(crate) use neurons::{NeuronLayout, UpUse};
+pub use neurons::{NeuronSlots, NeuronUse};
 pub use process::{ProcessPlan, VocabularySize};
 pub(crate) use residency::held;
 pub use residency::{

@@ -3,10 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::Program;
 use super::op::Op;
 use super::slot::{Rows, Slot};
 use super::tensors::MatrixId;
-use super::Program;
 use crate::spec::Gating;
 
 /// Operations side by side that multiply with the neurons of a block whose gates are known:
@@ -92,11 +92,7 @@ pub(crate) fn sparse_matrices(program: &Program) -> HashMap<MatrixId, Option<Mat
 }
 
 /// What an operation makes of slots and finds.
-fn follow(
-    op: &Op,
-    sparse: &mut HashSet<Slot>,
-    found: &mut HashMap<MatrixId, Option<MatrixId>>,
-) {
+fn follow(op: &Op, sparse: &mut HashSet<Slot>, found: &mut HashMap<MatrixId, Option<MatrixId>>) {
     match op {
         Op::Product {
             input,

@@ -31,7 +31,11 @@ const PAGE: u32 = 4096;
 
 /// The tensor that has a matrix's neurons.
 pub(super) fn neurons_name(of: &NeuronUse) -> String {
-    let part = if of.up.is_some() { "neurons" } else { "columns" };
+    let part = if of.up.is_some() {
+        "neurons"
+    } else {
+        "columns"
+    };
     format!("{}.{part}", of.name)
 }
 
@@ -145,7 +149,12 @@ impl WeightPlan {
             });
             let with_columns = |columns: ColumnLayout| {
                 let up = up.and_then(|MatrixId(matrix)| {
-                    let name = self.uses.iter().find(|it| it.matrix == matrix)?.name.clone();
+                    let name = self
+                        .uses
+                        .iter()
+                        .find(|it| it.matrix == matrix)?
+                        .name
+                        .clone();
                     let (dtype, [neurons, elements]) = self.whole(matrix)?;
                     let fits = neurons == columns.cols() && dtype.row_bytes(elements).is_some();
                     fits.then_some((UpUse { name, matrix }, (dtype, elements)))
@@ -344,7 +353,11 @@ impl<'a> Packing<'a> {
 
     fn down(&self) -> Result<Matrix<'_>, ColumnsError> {
         let columns = self.of.layout.columns;
-        matrix(&self.down, columns.dtype(), [columns.rows(), columns.cols()])
+        matrix(
+            &self.down,
+            columns.dtype(),
+            [columns.rows(), columns.cols()],
+        )
     }
 
     fn scales(&self) -> Result<Vec<u8>, ColumnsError> {

@@ -7,6 +7,7 @@ mod predictors;
 mod runner;
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use lacuna_files::ModelFiles;
@@ -16,7 +17,7 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::KvPolicy;
 use lacuna_models::plan::{NeuronSlots, Residency, WeightPlan, WeightSource};
 use lacuna_models::{
-    ColumnsError, ForwardError, Loading, LogitRows, MakeDevice, Model, with_columns,
+    ColumnsError, ForwardError, Loading, LogitRows, MakeDevice, Model, quantize, with_columns,
 };
 use runner::{Runner, families, folder};
 use serde::Deserialize;
@@ -151,6 +152,64 @@ fn logits_are_those_of_mapped_files() {
             assert_eq!(found, subject.expected, "{}, {residency:?}", subject.what);
         }
     }
+}
+
+#[test]
+fn rows_and_columns_of_neurons_are_of_any_type_that_lies_in_blocks_with_a_scale() {
+    let folder_of = tempfile::tempdir().expect("a folder");
+    for name in ["f16", "q8_0", "q4_0"] {
+        let files = ModelFiles::open(&folder().join("families/gemma3n/model.gguf"));
+        let recipe = name.parse().expect("a type");
+        let plan = quantize::Plan::new(&files.expect("the fixture opens"), recipe);
+        let path = folder_of.path().join(format!("{name}.gguf"));
+        let written = plan.expect("whole blocks");
+        let written = written.write_file(&path, NonZeroUsize::MIN, &mut ());
+        written.expect("room for it");
+        let subject = Subject::open(&path, folder_of.path()).expect("it has neurons");
+        let most = subject.plan(None).neurons.expect("there are neurons");
+        let each = most.neuron_bytes / (most.layers * most.neurons) as u64;
+        // A column of 32 elements without scales, and a row of 32 with them.
+        let expected = match name {
+            "f16" => 64 + 64,
+            "q8_0" => 32 + 36,
+            _ => 16 + 20,
+        };
+        assert_eq!((most.layers, each), (2, expected), "{name}");
+        for (slots, threads) in [(0, 1), (9, 2), (most.neurons, 2)] {
+            let model = subject.load(subject.with_slots(slots), None);
+            let found = both_ways(model, threads, &subject.tokens);
+            assert!(found == subject.expected, "{name}, {slots} slots");
+        }
+    }
+}
+
+#[test]
+fn a_block_with_gates_reads_what_its_gates_say_and_not_what_they_leave_out() {
+    let columns = tempfile::tempdir().expect("a folder");
+    let path = folder().join("families/llama-relu/hf");
+    let subject = Subject::open(&path, columns.path()).expect("it has neurons");
+    let residency = subject.with_slots(0);
+    let neurons = residency.neurons.expect("there are neurons");
+    // A row of 32 elements of `up` and a column of 32 of `down`, of four bytes each.
+    assert_eq!(neurons.neuron_bytes, 2 * 288 * 256);
+    // Neither matrix is there otherwise: what streams or stays are the others.
+    let of_blocks = |name: &str| name.contains("up_proj") || name.contains("down_proj");
+    assert!(subject.weights.uses.iter().all(|of| !of_blocks(&of.name)));
+    let mut runner = runner(subject.load(residency, None), 2);
+    let mut sequence = runner.sequence();
+    let (_, one_by_one) = subject.expected.split_at(subject.expected.len() / 2);
+    let mut logits = Vec::new();
+    for token in &subject.tokens {
+        logits.extend(runner.extend(&mut sequence, &[*token]));
+    }
+    assert_eq!(logits, one_by_one);
+    let reads = runner.model.neuron_reads().expect("they are read");
+    let share = reads.active_share().expect("passes ran");
+    assert!((0.3..0.7).contains(&share), "{share} of random gates");
+    // Neighbours share pages here, so bytes are no less than needed and no more than all.
+    let passes = subject.tokens.len() as u64;
+    assert!(reads.read_bytes >= reads.needed * 256);
+    assert!(reads.read_bytes <= passes * (neurons.neuron_bytes + 8 * 4096));
 }
 
 #[test]

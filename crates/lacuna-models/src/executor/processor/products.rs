@@ -89,7 +89,12 @@ impl Pass<'_, '_> {
 const MOST_PRODUCTS: usize = 5;
 
 /// Prepares `rows` rows for products, quantized where their width allows a quantized matrix.
-pub(super) fn activations<'a>(cpu: &Cpu, x: &'a [f32], rows: usize, storage: &'a mut [u8]) -> Activations<'a> {
+pub(super) fn activations<'a>(
+    cpu: &Cpu,
+    x: &'a [f32],
+    rows: usize,
+    storage: &'a mut [u8],
+) -> Activations<'a> {
     let columns = x.len() / rows;
     let storage = match Activations::storage_bytes(rows, columns) {
         Some(_) => storage,

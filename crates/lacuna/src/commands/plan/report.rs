@@ -166,12 +166,16 @@ pub(super) struct Placed {
     pub(super) seconds_per_token: Option<f64>,
     pub(super) tokens_per_second: Option<f64>,
     /// When KV pages of full contexts have taken what they need.
-    pub(super) full: PlacedWhenFull,
+    pub(super) full: PlacedAt,
+    /// The same of contexts on the way there.
+    pub(super) by_tokens: Vec<PlacedAt>,
 }
 
-/// Which weights full contexts leave in memory, and what a token takes then, whose attention reads all rows of one.
+/// Which weights contexts of so many tokens leave in memory, and what a token takes then, whose attention reads all rows of
+/// one.
 #[derive(Serialize)]
-pub(super) struct PlacedWhenFull {
+pub(super) struct PlacedAt {
+    pub(super) tokens: usize,
     pub(super) pinned_bytes: u64,
     pub(super) ring_bytes: u64,
     pub(super) streamed_bytes: u64,
@@ -350,24 +354,27 @@ fn placed(args: &PlanArgs, plan: &Plan, active: Active, trace: Option<&Trace>) -
         })
     };
     let context = plan.kv.context_tokens;
-    let rows = plan.kv.row_bytes(context) / plan.kv.sequences as u64;
-    let full = plan.residency_at(context);
-    let (now, when_full) = (
-        seconds(&plan.residency, active.bytes),
-        seconds(&full, active.bytes + rows),
-    );
+    let at = |tokens: usize| {
+        let rows = plan.kv.row_bytes(tokens) / plan.kv.sequences as u64;
+        let residency = plan.residency_at(tokens);
+        let seconds = seconds(&residency, active.bytes + rows);
+        PlacedAt {
+            tokens,
+            pinned_bytes: residency.pinned_bytes,
+            ring_bytes: residency.ring_bytes,
+            streamed_bytes: residency.streamed_bytes,
+            seconds_per_token: seconds,
+            tokens_per_second: seconds.map(f64::recip),
+        }
+    };
+    let now = seconds(&plan.residency, active.bytes);
     Placed {
         residency: plan.residency.clone(),
         expert_forecast: forecast_of(&plan.residency),
         seconds_per_token: now,
         tokens_per_second: now.map(f64::recip),
-        full: PlacedWhenFull {
-            pinned_bytes: full.pinned_bytes,
-            ring_bytes: full.ring_bytes,
-            streamed_bytes: full.streamed_bytes,
-            seconds_per_token: when_full,
-            tokens_per_second: when_full.map(f64::recip),
-        },
+        full: at(context),
+        by_tokens: samples(context).map(at).collect(),
     }
 }
 
