@@ -276,7 +276,7 @@ fn a_plan_says_what_is_streamed_as_contexts_fill() {
         "qwen3-0.6b",
         "--json",
         "--budget",
-        "800MB",
+        "840MB",
         "--ctx",
         "4096",
         "--disk-rate",

@@ -80,6 +80,8 @@ impl Types {
         match (name.layer, name.part) {
             // A router's choices are not left to rounding, and it is small.
             (_, "ffn_gate_inp" | "ffn_gate_inp_shexp") => DType::F32,
+            // Of rows of four, one for each residual stream.
+            (_, "altup_predict_coef" | "altup_correct_coef") => DType::F32,
             // Of encoders of images, as llama.cpp's converter has it.
             (None, PATCHES | "position_embd") => DType::F32,
             (None, PROJECTION) => DType::F16,
