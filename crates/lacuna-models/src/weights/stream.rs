@@ -388,18 +388,22 @@ impl Stream {
     }
 
     /// Ends an operation's use of `matrices`, or passes them over.
+    ///
+    /// Also where none of them was read: a disk has only so much under way, and whoever computes is the one that gives it
+    /// more.
     pub(crate) fn release(&mut self, matrices: &[MatrixId]) {
         let released = self.count(matrices);
-        if released == 0 {
-            return;
+        if released > 0 {
+            self.slots.drain(..released.min(self.slots.len()));
+            self.first += released as u64;
+            self.next = self.next.max(self.first);
         }
-        self.slots.drain(..released.min(self.slots.len()));
-        self.first += released as u64;
-        self.next = self.next.max(self.first);
         while let Some(finished) = self.reader.poll() {
             self.take(finished);
         }
-        self.read_ahead();
+        if released > 0 {
+            self.read_ahead();
+        }
     }
 
     /// Whether a matrix is in the file, so that its rows are read one by one.
