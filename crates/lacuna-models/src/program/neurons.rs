@@ -146,8 +146,10 @@ mod tests {
     use super::*;
     use crate::spec::{FeedForward, ModelSpec};
 
-    /// The layers and parts of the matrices that are found, each with the part that is multiplied with gates.
-    fn found(folder: &str) -> (ModelSpec, Vec<(usize, &'static str, Option<&'static str>)>) {
+    /// The layer and the part of a matrix, and the part that is multiplied with gates before it.
+    type Found = (usize, &'static str, Option<&'static str>);
+
+    fn found(folder: &str) -> (ModelSpec, Vec<Found>) {
         let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
         let files = ModelFiles::open(&reference.join(folder)).expect("the fixture opens");
         let made = crate::describe(&files).expect("a model");
