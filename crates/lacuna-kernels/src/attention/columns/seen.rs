@@ -87,3 +87,58 @@ impl Seen {
         keep(s, x, usize::from(start)..usize::from(end), fill)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::simd::portable::Portable;
+
+    /// Rows that queries see, one after another: neither end goes back, as of tokens in order, whatever their windows.
+    fn any_ranges() -> impl Strategy<Value = Vec<Range<usize>>> {
+        let step = (0usize..40, 0usize..40);
+        let first = (0usize..PARTITION / 2, 0usize..PARTITION / 2);
+        (first, prop::collection::vec(step, 0..2 * LANES)).prop_map(|(first, steps)| {
+            let mut range = first.0..first.0 + first.1;
+            let mut ranges = vec![range.clone()];
+            for (start, end) in steps {
+                let end = (range.end + end).min(PARTITION);
+                range = (range.start + start).min(end)..end;
+                ranges.push(range.clone());
+            }
+            ranges.truncate(2 * LANES);
+            ranges
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_lane_is_kept_in_the_rows_that_its_query_sees(ranges in any_ranges()) {
+            let s = Portable;
+            let seen = Seen::new(ranges.len(), |query| ranges[query].clone());
+            let rows = ranges.iter().flat_map(Clone::clone);
+            let Some(seen) = seen else {
+                prop_assert_eq!(rows.count(), 0);
+                return Ok(());
+            };
+            for row in seen.any.clone() {
+                let see = |query: usize| ranges[query.min(ranges.len() - 1)].contains(&row);
+                let by_all = seen.all.contains(&row);
+                prop_assert!(!by_all || (0..ranges.len()).all(see), "{row}");
+                prop_assert_eq!(by_all, !seen.some().any(|other| other == row));
+                for vector in 0..2 {
+                    let mut lanes = [0.0; LANES];
+                    s.store(seen.keep(s, s.splat(1.0), row, vector, s.splat(-7.0)), &mut lanes);
+                    for (lane, kept) in lanes.into_iter().enumerate() {
+                        let expected = if see(vector * LANES + lane) { 1.0 } else { -7.0 };
+                        prop_assert_eq!(kept, expected, "row {}, {} of {}", row, lane, vector);
+                    }
+                }
+            }
+            for row in rows {
+                prop_assert!(seen.any.contains(&row));
+            }
+        }
+    }
+}
