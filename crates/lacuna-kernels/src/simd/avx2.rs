@@ -158,6 +158,23 @@ pub(crate) fn in_order(sum: __m256i) -> __m256i {
     sum
 }
 
+/// The same pointer, which the compiler takes for one that depends on `x`: what is read through it is read later.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn later(pointer: *const u8, x: __m256i) -> *const u8 {
+    let mut pointer = pointer;
+    // SAFETY: there are no instructions; the operands stay as they are.
+    unsafe {
+        asm!(
+            "/* {} {} */",
+            inout(reg) pointer,
+            in(ymm_reg) x,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    pointer
+}
+
 /// Two signed bytes of each lane as 16-bit numbers: `order` puts them into upper halves.
 #[target_feature(enable = "avx2")]
 #[inline]

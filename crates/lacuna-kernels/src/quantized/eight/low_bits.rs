@@ -345,51 +345,86 @@ unsafe fn tq1_0<const CACHE: i32>(
 ) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe {
-        let d = f16_of_rows(rows, 52);
         let zero = _mm256_setzero_si256();
-        // Weights are one too large, so dot products start at minus the sums of the activations, in the first
-        // of two numbers of 16 bits: `32 * 127 + 2 * 127 * 16 < 2^15` in the end.
-        let [first, second] = half_sums(x);
-        let starts = _mm256_sub_epi32(zero, _mm256_add_epi32(first, second));
-        let starts = numbers(_mm256_and_si256(starts, _mm256_set1_epi32(0xFFFF)));
-        let mut dots: [_; 8] = each!(zero, |part| _mm256_set1_epi32(starts[part]));
+        let d = f16_of_rows(rows, 52);
+        let sums = block_sums(x);
         let five = words(rows, 0);
-        for g in 0..8 {
-            let digits = ternary_digits(five[g]);
-            for digit in 0..5 {
-                dots[digit] = Pairs::add(dots[digit], digits[digit], x.q[digit][g]);
-            }
+        // `2 * 127 * 16 < 2^15` in the end.
+        let digits = ternary_digits(five[0]);
+        let mut dots: [_; 5] = each!(zero, |digit| product(digits[digit], x.q[digit][0]));
+        macro_rules! add {
+            ($g:expr) => {
+                let digits = ternary_digits(five[$g]);
+                for digit in 0..5 {
+                    dots[digit] = Pairs::add(dots[digit], digits[digit], x.q[digit][$g]);
+                }
+            };
+        }
+        // In twos: of seven in a row the compiler would keep some in memory.
+        add!(1);
+        for two in 1..4 {
+            add!(2 * two);
+            add!(2 * two + 1);
+        }
+        for part in 0..5 {
+            ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
+            // Weights are one too large.
+            let dots = _mm256_sub_epi32(Pairs::sum(dots[part]), _mm256_set1_epi32(sums[part]));
+            sum = add_dots(x, part, dots, d, sum);
         }
         // Each digit of sixteen bytes is half a block of columns.
         let last = transpose4(each!(zero, |r| pair(rows, r, 32)));
-        for g in 0..4 {
+        let digits = ternary_digits(last[0]);
+        let mut upper: [_; 3] = each!(zero, |part| product(digits[2 * part], x.q[5 + part][0]));
+        for part in 0..2 {
+            upper[part] = Pairs::add(upper[part], digits[2 * part + 1], x.q[5 + part][4]);
+        }
+        for g in 1..4 {
             let digits = ternary_digits(last[g]);
             for digit in 0..5 {
-                let (part, g) = (5 + digit / 2, 4 * (digit % 2) + g);
-                dots[part] = Pairs::add(dots[part], digits[digit], x.q[part][g]);
+                let (part, g) = (digit / 2, 4 * (digit % 2) + g);
+                upper[part] = Pairs::add(upper[part], digits[digit], x.q[5 + part][g]);
             }
         }
         // And each of four bytes an eighth.
         let digits = ternary_digits(words_of_rows(rows, 48));
         for digit in 0..4 {
-            dots[7] = Pairs::add(dots[7], digits[digit], x.q[7][4 + digit]);
+            upper[2] = Pairs::add(upper[2], digits[digit], x.q[7][4 + digit]);
         }
-        for part in 0..8 {
-            ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
-            sum = add_dots(x, part, Pairs::sum(dots[part]), d, sum);
+        for part in 0..3 {
+            ahead.prefetch((5 + part) * ROWS * 54 / 8, ROWS * 54 / 8);
+            let dots = _mm256_sub_epi32(Pairs::sum(upper[part]), _mm256_set1_epi32(sums[5 + part]));
+            sum = add_dots(x, 5 + part, dots, d, sum);
         }
     }
     sum
+}
+
+/// Products of four weights of each row and four activations, two and two.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn product(weights: __m256i, x: u32) -> __m256i {
+    in_order(_mm256_maddubs_epi16(
+        weights,
+        _mm256_set1_epi32(x.cast_signed()),
+    ))
 }
 
 /// Four bytes at `at` of each row.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn words_of_rows<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> __m256i {
-    let w: [i32; ROWS] = each!(0, |r| {
-        i32::from_le_bytes(*rows[r][at..].first_chunk().expect("inside the block"))
+    let word = |r: usize| {
+        let bytes: &[u8; 4] = rows[r][at..].first_chunk().expect("inside the block");
+        // SAFETY: 2.
+        unsafe { _mm_load_ss(bytes.as_ptr().cast()) }
+    };
+    let [low, high]: [_; 2] = each!(_mm_setzero_ps(), |half| {
+        let two = _mm_insert_ps::<0x10>(word(4 * half), word(4 * half + 1));
+        let three = _mm_insert_ps::<0x20>(two, word(4 * half + 2));
+        _mm_insert_ps::<0x30>(three, word(4 * half + 3))
     });
-    _mm256_setr_epi32(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
+    _mm256_castps_si256(_mm256_set_m128(high, low))
 }
 
 /// The first of two digits of base 3, and the second.
