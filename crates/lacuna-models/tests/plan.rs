@@ -4,8 +4,8 @@ use lacuna_kernels::{CpuConfig, DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
-    Change, Demand, DraftMemory, Logits, Parts, Plan, PlanError, Verdict, VocabularySize,
-    WeightMode, WeightPlan, WeightSource, request_bytes,
+    Change, Demand, DraftMemory, Logits, Parts, Plan, PlanError, Rates, Residency, Verdict,
+    VocabularySize, WeightMode, WeightPlan, WeightSource, request_bytes,
 };
 use lacuna_models::program::Program;
 use lacuna_models::synth::{self, Shape};
@@ -520,4 +520,22 @@ fn demands_that_nothing_can_meet_name_the_limit() {
         ..demand(1 << 20)
     };
     assert!(refused(many).contains("address space"));
+}
+
+#[test]
+fn a_token_takes_the_longer_of_what_it_reads_and_what_passes_memory() {
+    let Subject { weights, .. } = Subject::named("qwen3-0.6b");
+    let all = Residency::plan(&weights, WeightSource::Direct, None);
+    let half = Residency::plan(&weights, WeightSource::Direct, Some(all.memory_bytes() / 2));
+    assert!(half.streamed_bytes > 100_000_000);
+    let active = 600_000_000;
+    let takes = |plan: &Residency, memory, disk| {
+        plan.seconds_per_token(active, Rates { memory, disk }, None)
+    };
+    assert_eq!(takes(&all, 30_000_000_000, 1), 0.02);
+    let streamed = half.streamed_bytes as f64;
+    assert_eq!(takes(&half, 30_000_000_000, 1_000_000), streamed / 1e6);
+    // What comes from the disk is written to memory, and then computed with.
+    let passing = active as f64 + streamed;
+    assert_eq!(takes(&half, 1_000_000, 30_000_000_000), passing / 1e6);
 }

@@ -465,12 +465,13 @@ impl Residency {
     }
 
     /// Seconds that one token takes at least. Computing and reading what every pass reads go on at the same time, so it
-    /// is the longer of the two; experts are asked for when it is known which, and waited for. `hits` is the part of
+    /// is the longer of the two; what is read is written to memory before it is computed with, and so passes there twice. Experts are asked for when it is known which, and waited for. `hits` is the part of
     /// them that is found in memory; without, [`ExpertSlots::expected_hits`].
     #[must_use]
     pub fn seconds_per_token(&self, active_bytes: u64, rates: Rates, hits: Option<f64>) -> f64 {
         let disk = rates.disk.max(1) as f64;
-        let computing = active_bytes as f64 / rates.memory.max(1) as f64;
+        let passing = active_bytes + self.streamed_bytes;
+        let computing = passing as f64 / rates.memory.max(1) as f64;
         let reading = self.streamed_bytes as f64 / disk;
         let experts = self.experts.as_ref().map_or(0.0, |slots| {
             let hits = hits.unwrap_or_else(|| slots.expected_hits());
