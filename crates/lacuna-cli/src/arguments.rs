@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -10,9 +11,9 @@ use lacuna_kernels::MatmulPrecision;
 use lacuna_kv::folder::{CacheKey, FolderConfig, KeyError};
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
-use lacuna_models::FiniteCheck;
 use lacuna_models::plan::WeightMode;
 use lacuna_models::spec::ImageTokenBounds;
+use lacuna_models::{DeviceLayers, FiniteCheck};
 use lacuna_pages::ByteLength;
 
 use crate::bytes::ByteCount;
@@ -133,23 +134,84 @@ fn precisions() -> impl TypedValueParser<Value = MatmulPrecision> {
 }
 
 /// What computes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The processor
+    /// The processor.
     #[default]
     Cpu,
-    /// The best Vulkan device, a GPU before a software driver: decoders with weights of four bits and more
+    /// A Vulkan device: the one at a place in the driver's list, or the best, a GPU before a software driver.
     #[cfg(feature = "vulkan")]
-    Vulkan,
+    Vulkan(Option<usize>),
+}
+
+/// A name of no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no device `{name}`; use {known}")]
+pub struct UnknownDevice {
+    name: String,
+    known: &'static str,
+}
+
+impl FromStr for DeviceName {
+    type Err = UnknownDevice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
+        #[cfg(feature = "vulkan")]
+        if let Some(Ok(place)) = name.strip_prefix("vulkan:").map(str::parse) {
+            return Ok(Self::Vulkan(Some(place)));
+        }
+        match name {
+            "cpu" => Ok(Self::Cpu),
+            #[cfg(feature = "vulkan")]
+            "vulkan" => Ok(Self::Vulkan(None)),
+            _ => Err(UnknownDevice {
+                name: name.to_owned(),
+                known: match cfg!(feature = "vulkan") {
+                    true => {
+                        "cpu, vulkan, or vulkan:N with the number of one of the driver's devices, from 0"
+                    }
+                    false => "cpu, or a program that was built with the feature `vulkan`",
+                },
+            }),
+        }
+    }
 }
 
 /// What computes, for commands that leave the choice.
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
-    /// What computes the model
-    #[arg(long, value_name = "DEVICE", value_enum, default_value = "cpu")]
+    /// What computes the model: cpu, or vulkan, the best Vulkan device, a GPU before a software driver, or vulkan:N, the
+    /// N-th that the driver lists, from 0: decoders with weights of four bits and more
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceName,
+    /// How many of the last layers --device computes, and the output with them, with the KV rows of each layer beside it;
+    /// the processor computes those before. auto: as many as there is memory for; all, or a number: so many
+    #[arg(
+        long,
+        alias = "n-gpu-layers",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub gpu_layers: Option<DeviceLayers>,
 }
+
+impl DeviceArgs {
+    /// How many layers the device computes that was named.
+    ///
+    /// # Errors
+    /// When none was, and a number of layers is asked of it.
+    pub fn layers(&self) -> Result<DeviceLayers, LayersWithoutDevice> {
+        match (self.device, self.gpu_layers) {
+            (DeviceName::Cpu, Some(_)) => Err(LayersWithoutDevice),
+            (_, layers) => Ok(layers.unwrap_or_default()),
+        }
+    }
+}
+
+/// Layers that no device was named for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("--gpu-layers is for a GPU; name one with --device, or leave it out")]
+pub struct LayersWithoutDevice;
 
 /// How a server is set up, besides its engine.
 #[derive(Debug, Args)]

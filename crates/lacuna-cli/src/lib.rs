@@ -11,8 +11,8 @@ pub mod output;
 pub mod resident;
 
 pub use arguments::{
-    CpuArgs, DeviceArgs, DeviceName, DraftArgs, EngineArgs, EyesArgs, ModelArgs, ServiceArgs,
-    SpeculationArgs, cache_key,
+    CpuArgs, DeviceArgs, DeviceName, DraftArgs, EngineArgs, EyesArgs, LayersWithoutDevice,
+    ModelArgs, ServiceArgs, SpeculationArgs, UnknownDevice, cache_key,
 };
 pub use bytes::{ByteCount, NotBytes};
 pub use folders::user_folder;

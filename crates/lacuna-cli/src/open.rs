@@ -76,16 +76,31 @@ pub fn open_to_run_files(
 }
 
 impl DeviceArgs {
-    /// The device that was named, open and tested; none for the processor.
+    /// `config` on the device that was named, with as many of its layers as were asked for.
     ///
     /// # Errors
-    /// Where there is no such device, or it computes wrong numbers.
-    pub fn open(&self) -> Result<Option<Arc<dyn ComputeDevice>>> {
+    /// As [`DeviceArgs::layers`]; where there is no such device, or it computes wrong numbers.
+    pub fn set(&self, config: EngineConfig) -> Result<EngineConfig> {
+        let layers = self.layers();
+        Ok(EngineConfig {
+            device_layers: layers.map_err(|error| output::Usage(error.to_string()))?,
+            device: self.open()?,
+            ..config
+        })
+    }
+
+    /// The device that was named, open and tested; none for the processor.
+    fn open(&self) -> Result<Option<Arc<dyn ComputeDevice>>> {
         match self.device {
             DeviceName::Cpu => Ok(None),
             #[cfg(feature = "vulkan")]
-            DeviceName::Vulkan => {
-                let device = lacuna_gpu::Vulkan::open().context("cannot use --device vulkan")?;
+            DeviceName::Vulkan(place) => {
+                let config = lacuna_gpu::VulkanConfig {
+                    place,
+                    ..lacuna_gpu::VulkanConfig::default()
+                };
+                let device = lacuna_gpu::Vulkan::open_with(config);
+                let device = device.context("cannot use --device vulkan")?;
                 // Where programs keep what they can make again.
                 let folder = crate::user_folder("XDG_CACHE_HOME", ".cache", "lacuna/kernels");
                 let device = match folder {

@@ -1,6 +1,7 @@
 //! The engine: a model, a processor, an arena and a pool of KV pages, stepped one batch at a time.
 
 mod on_device;
+mod placement;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -11,12 +12,12 @@ use lacuna_files::{ModelFiles, Progress};
 use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
-    Budget, Demand, DraftMemory, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
-    WeightSource, request_bytes,
+    Budget, Demand, DraftMemory, Logits, Parts, Plan, Residency, VocabularySize, WeightMode,
+    WeightPlan, WeightSource, request_bytes,
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
-    BatchLimits, ColumnsError, ComputeDevice, Description, ExecutorError, ExecutorMemory,
+    BatchLimits, ColumnsError, ComputeDevice, Description, DeviceLayers, ExecutorError,
     FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, NeuronRecorder, Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
@@ -31,10 +32,12 @@ use crate::runner::{Pass, Row, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
-use crate::status::{ExpertStatus, NeuronStatus};
+use crate::status::{DeviceStatus, ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
 use crate::transcript::{Outcome, Transcript};
 use on_device::{OnDevice, pass};
+use placement::Placed;
+pub use placement::PlannedDevice;
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -80,10 +83,13 @@ pub struct EngineConfig {
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
     /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
     pub neurons: Option<PathBuf>,
-    /// What computes in place of the processor, over KV pages in its own memory. Weights are copied there. The KV policy
-    /// is one that the device can compute over, and there is no draft model, no look for values that are not finite, and
-    /// no reading of weights beside it. Default none.
+    /// What computes in place of the processor, or of all but the first layers, over KV pages in its own memory. Weights are
+    /// copied there. The KV policy is one that the device can compute over, and there is no draft model, no look for values
+    /// that are not finite, and no reading of weights beside it. Default none.
     pub device: Option<Arc<dyn ComputeDevice>>,
+    /// How many of the last layers it computes, with KV rows and states beside each layer; the processor computes the first,
+    /// from where weights are mapped. Default: as many as there is memory for.
+    pub device_layers: DeviceLayers,
 }
 
 /// What a budget is held against.
@@ -117,6 +123,7 @@ impl Default for EngineConfig {
             draft: None,
             neurons: None,
             device: None,
+            device_layers: DeviceLayers::default(),
         }
     }
 }
@@ -209,7 +216,8 @@ impl EngineConfig {
         }
         let with_head = description.clone().with_head();
         let weights = WeightPlan::of_files(files, &with_head);
-        match self.prepare(files, &with_head.spec, weights, 0) {
+        let placed = self.placed(&with_head.spec);
+        match self.prepare(files, &with_head.spec, weights, 0, placed) {
             Ok((_, plan, _)) if plan.residency.is_whole(&plan.weights) => Ok(with_head),
             Ok(_) | Err(EngineError::BudgetTooSmall(_) | EngineError::MemoryShort { .. })
                 if may_do_without =>
@@ -305,7 +313,8 @@ impl EngineConfig {
             draft.check_files(files, &description.spec)?;
         }
         let weights = WeightPlan::of_files(files, description);
-        let (_, plan, _) = self.prepare(files, &description.spec, weights, 0)?;
+        let (spec, placed) = (&description.spec, self.placed(&description.spec));
+        let (_, plan, _) = self.prepare(files, spec, weights, 0, placed)?;
         Ok(plan.residency)
     }
 
@@ -316,21 +325,24 @@ impl EngineConfig {
         spec: &ModelSpec,
         weights: WeightPlan,
     ) -> Result<Plan, EngineError> {
-        let cache = self.cache(spec)?;
+        let cache = self.cache(spec, self.placed(spec))?;
         let demand = self.demand_of(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         Ok(Plan::new(spec, weights, vocabulary, &cache, &demand)?)
     }
 
     /// An empty KV cache of a model that writes.
-    fn cache(&self, spec: &ModelSpec) -> Result<KvCache, EngineError> {
+    fn cache(&self, spec: &ModelSpec, placed: Placed) -> Result<KvCache, EngineError> {
         if spec.pooled().is_some() {
             return Err(ForwardError::NoLogits.into());
         }
         let geometry = spec.kv_geometry(self.kv_elements)?;
         Ok(match &self.device {
             None => KvCache::new(geometry, self.kv_policy)?,
-            Some(device) => device.kv_cache(geometry, self.kv_policy)?,
+            Some(device) => {
+                let geometry = geometry.with_host_layers(placed.host_layers)?;
+                device.kv_cache(geometry, self.kv_policy)?
+            }
         })
     }
 
@@ -376,12 +388,13 @@ impl EngineConfig {
         spec: &ModelSpec,
         weights: WeightPlan,
         image_bytes: u64,
+        placed: Placed,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         self.check_device()?;
         if self.neurons.is_some() && self.matmul_precision != MatmulPrecision::F32 {
             return Err(EngineError::RoundedNeurons);
         }
-        let cache = self.cache(spec)?;
+        let cache = self.cache(spec, placed)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand_of(spec)?;
         if image_bytes > 0 && demand.request_bytes.is_none() {
@@ -398,6 +411,7 @@ impl EngineConfig {
             demand.draft_tokens = 0;
             plan = Plan::new(spec, weights, vocabulary, &cache, &demand)?;
         }
+        plan.device = placed.device;
         let budget = plan
             .budget()
             .map_err(|error| had.refusal(error, self.budget))?;
@@ -481,8 +495,15 @@ impl Engine {
         }
         let weights = model.weight_plan().clone();
         let image_bytes = model.images().map_or(0, images::memory_for);
-        let (cache, plan, budget) = config.prepare(model.files(), spec, weights, image_bytes)?;
-        let process = Process::after_loading(config.accounting, &budget.parts);
+        let placed = config.place(&model, image_bytes)?;
+        let (cache, plan, budget) =
+            config.prepare(model.files(), spec, weights, image_bytes, placed)?;
+        // What is on a device is nothing that the process has beside it.
+        let here = Parts {
+            device_bytes: 0,
+            ..budget.parts
+        };
+        let process = Process::after_loading(config.accounting, &here);
         let beyond = process.beyond_plan(None);
         let executor = match &config.device {
             None => None,
@@ -498,15 +519,6 @@ impl Engine {
                 })
             }
         };
-        // Activations on a device take the place of those that are planned for the process; what is beyond them counts.
-        let on_device = executor.as_ref().map_or(0, |on| {
-            let memory = on.memory();
-            let more = memory
-                .activation_bytes
-                .saturating_sub(plan.arena.bytes() as u64);
-            memory.weight_bytes + memory.staging_bytes + more
-        });
-        let beyond = beyond + on_device;
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
         if kv_bytes < plan.least().kv_bytes {
             return Err(EngineError::ProcessTooLarge {
@@ -1025,11 +1037,18 @@ impl Engine {
         &self.cpu
     }
 
-    /// The device that computes in place of the processor, and what it has of the model, if there is one.
+    /// The device that computes in place of the processor, and what it has, if there is one.
     #[must_use]
-    pub fn device(&self) -> Option<(&str, ExecutorMemory)> {
+    pub fn device(&self) -> Option<DeviceStatus> {
         let on = self.executor.as_ref()?;
-        Some((on.device.name(), on.memory()))
+        let (ledger, geometry) = (self.cache.ledger(), self.cache.geometry());
+        Some(DeviceStatus {
+            name: on.device.name().to_owned(),
+            layers: geometry.layers().len() - geometry.host_layers(),
+            host_layers: geometry.host_layers(),
+            memory: on.memory(),
+            kv: ledger.committed.saturating_sub(ledger.host_beside),
+        })
     }
 
     /// The pool its sessions' rows come from.

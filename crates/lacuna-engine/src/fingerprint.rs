@@ -34,7 +34,7 @@ impl Engine {
         }
         // A device adds in another order than the processor, and than other devices.
         let device = self.device();
-        parts.extend(device.map(|(name, _)| ("device", name.to_owned())));
+        parts.extend(device.map(|device| ("device", device.name)));
         Ok(Fingerprint::new(parts))
     }
 

@@ -49,7 +49,7 @@ mod transcript;
 
 pub use block_feed::{BlockFeed, BlockWatch, NetChange};
 pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortened};
-pub use engine::{Accounting, Engine, EngineConfig};
+pub use engine::{Accounting, Engine, EngineConfig, PlannedDevice};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
 pub use images::{Eyes, ImageError, ImagePlan};
@@ -65,8 +65,8 @@ pub use speculation::{
     DraftCounts, DraftError, DraftModel, Drafts, Speculation, UnknownSpeculation,
 };
 pub use status::{
-    BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,
-    NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,
+    BudgetStatus, CacheStatus, Counters, DeviceStatus, ExpertStatus, GroupRun, GroupState,
+    Histogram, Latencies, NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,
 };
 pub use stop::{StopFilter, StopText};
 pub use stream::{

@@ -7,7 +7,7 @@ use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, NotFinite};
-use crate::status::{ExpertStatus, NeuronStatus, WeightMemory};
+use crate::status::{DeviceStatus, ExpertStatus, NeuronStatus, WeightMemory};
 
 /// What a pass gives.
 pub(crate) struct Pass<'a> {
@@ -188,6 +188,11 @@ pub(crate) trait ModelRunner: Send {
         false
     }
 
+    /// That device, where it is not the processor.
+    fn device(&self) -> Option<DeviceStatus> {
+        None
+    }
+
     /// Says which tokens come after those of the next pass, as far as that is known.
     fn expect(&mut self, tokens: &[u32]) {
         let _ = tokens;
@@ -298,6 +303,10 @@ impl ModelRunner for Engine {
 
     fn has_lost_device(&self) -> bool {
         Self::has_lost_device(self)
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        Self::device(self)
     }
 
     fn expect(&mut self, tokens: &[u32]) {

@@ -5,11 +5,26 @@ use std::time::Duration;
 use lacuna_kv::folder::FolderStatus;
 use lacuna_kv::swap::SwapStatus;
 use lacuna_models::plan::{Budget, ExpertSlots, NeuronSlots};
-use lacuna_models::{ExpertCounts, NeuronReads, RowReads};
+use lacuna_models::{ExecutorMemory, ExpertCounts, NeuronReads, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
 use crate::speculation::Drafts;
+
+/// A device that computes in place of the processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// What its driver calls it.
+    pub name: String,
+    /// How many of the last layers it computes, and the output with them.
+    pub layers: usize,
+    /// How many of the first the processor computes beside it.
+    pub host_layers: usize,
+    /// What it has of the model.
+    pub memory: ExecutorMemory,
+    /// KV pages in its memory; those of the other layers are the processor's.
+    pub kv: ByteLength,
+}
 
 /// A service at one moment. Totals are as of the last step; the ledger, the sessions and the cache's
 /// figures are of one moment after a step, so that they add up, and may be a tenth of a second older.
@@ -19,6 +34,8 @@ pub struct Status {
     pub ledger: Ledger,
     /// What may be held, and what is held besides pages.
     pub budget: BudgetStatus,
+    /// The device that computes, where that is not the processor.
+    pub device: Option<DeviceStatus>,
     /// Sizes that make page counts readable.
     pub pages: PageSizes,
     /// Choices that hold pages, oldest first.

@@ -178,6 +178,14 @@ impl ModelFiles {
         self.predictors.as_ref()
     }
 
+    /// Lets go of the memory behind what is mapped: reading it again reads the files, or what the system still has of them.
+    /// Worth a call when most of it has been copied elsewhere.
+    pub fn release(&self) {
+        for mapping in self.tensors.mappings() {
+            mapping.release(0..mapping.len());
+        }
+    }
+
     /// Whether the files are still there whole, as far as anyone has looked: see
     /// [`guard_mappings`](super::guard_mappings). Costs a system call for each file.
     ///

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use lacuna_kernels::{AttentionShape, ElementType};
 use lacuna_kv::{DeviceRows, Layer, Side};
-use lacuna_models::program::{Op, Program, Slot};
+use lacuna_models::program::{Op, Slot};
 use lacuna_models::spec::Mask;
 use lacuna_models::{BatchLimits, Segment};
 use lacuna_pages::DeviceError;
@@ -20,6 +20,7 @@ use crate::kernels::{
     ATTEND_ROWS, ATTEND_TILE, Attend, ENOUGH_GROUPS, FEW_QUERY_ROWS, MERGED_ELEMENTS, Merge, NONE,
     PARTITION, THREADS, VECTOR_BYTES,
 };
+use crate::part::Part;
 use crate::pass::{Pass, Quantized, Shown, device_rows, number};
 
 /// Words of the partial results of one token, in so many partitions.
@@ -45,10 +46,10 @@ const MOST_STATE_WORDS: u64 = 8 << 20;
 
 /// Words that partial results of attention in `program` get for batches up to `limits`;
 /// with `whole_images`, tokens of an image see all of it, which is no longer than a batch.
-pub(crate) fn room(program: &Program, limits: BatchLimits, whole_images: bool) -> u64 {
+pub(crate) fn room(part: &Part, limits: BatchLimits) -> u64 {
+    let whole_images = part.model.spec().keeps_images_whole();
     let ahead = if whole_images { limits.tokens } else { 0 };
-    let ops = program.steps().iter().flat_map(|step| program.ops(step));
-    let words = ops.map(|op| match op {
+    let words = part.ops().map(|op| match op {
         Op::Attend { shape, .. } => {
             let one = state_words(shape, most_partitions(shape, limits.context_tokens, ahead));
             let some = one * limits.tokens.min(SIDE_BY_SIDE) as u64;

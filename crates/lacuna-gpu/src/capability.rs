@@ -8,9 +8,11 @@ use lacuna_models::program::{Lookup, Op, Step};
 use lacuna_models::spec::{Activation, Gating, Mask};
 use lacuna_models::{ExecutorError, Model};
 use lacuna_pages::ByteLength;
+use lacuna_pages::device::Location;
 use lacuna_pages::vulkan::PageTable;
 
 use crate::kernels::{HADAMARD_ELEMENTS, MOST_EXPERTS, MOST_STATE_ROWS, PARTITION, products};
+use crate::part::Part;
 
 /// What the kernels call an element type of KV rows.
 pub(crate) fn element_code(element: ElementType) -> Option<u32> {
@@ -54,7 +56,9 @@ const LEAST_WINDOW: u64 = 128 << 20;
 
 /// A policy as the device has it. Without a page table all memory is there from the start. With one, sparse without a layout
 /// has layers whose rows are alike side by side, as many as kernels can be shown a partition of: a call that changes page
-/// tables costs as much as a dozen kernels, and more the more buffers change; with layers in one, a step changes two.
+/// tables costs as much as a dozen kernels, and more the more buffers change; with layers in one, a step changes two. Beside
+/// layers of the processor's, so many are together as both have whole groups of: a page of one layer's rows has many times the
+/// tokens of a page that many layers share, and prompts are shared in whole pages of all buffers.
 pub(crate) fn as_held(
     policy: KvPolicy,
     geometry: &Geometry,
@@ -74,9 +78,27 @@ pub(crate) fn as_held(
     let partition = rows.max().unwrap_or(1).max(1) * PARTITION as u64;
     // With one more, for what is shown before a window because of alignment.
     let most = (window / partition).saturating_sub(1);
-    let layers = geometry.layers().len().min(most as usize);
+    let on = |location| {
+        let layers = geometry.own_rows().map(|(layer, _)| layer);
+        layers
+            .filter(|&layer| geometry.location(layer) == location)
+            .count()
+    };
+    let together = match geometry.host_layers() {
+        0 => geometry.layers().len(),
+        _ => common_divisor(on(Location::Own), on(Location::Host)),
+    };
+    let layers = together.min(most as usize);
     let layers = NonZeroUsize::new(layers).unwrap_or(NonZeroUsize::MIN);
     KvPolicy::Sparse(Layout::Interleaved(layers))
+}
+
+/// The greatest number that divides both; the other where one is zero.
+fn common_divisor(one: usize, other: usize) -> usize {
+    match other {
+        0 => one,
+        _ => common_divisor(other, one % other),
+    }
 }
 
 /// Whether KV rows can be computed over that are held so.
@@ -122,8 +144,9 @@ pub(crate) fn check_kv(
     Ok(())
 }
 
-/// Whether the device can run all of a model's program.
-pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
+/// Whether the device can run all of a part of a model.
+pub(crate) fn check(device: &str, part: &Part) -> Result<(), ExecutorError> {
+    let model = &part.model;
     if !model.is_mapped() {
         return Err(ExecutorError::Setting {
             device: device.to_owned(),
@@ -136,9 +159,8 @@ pub(crate) fn check(device: &str, model: &Model) -> Result<(), ExecutorError> {
             what: "images of which several layers are given parts",
         });
     }
-    let program = model.program();
-    for step in program.steps() {
-        for op in program.ops(step) {
+    for step in part.steps() {
+        for op in model.program().ops(step) {
             if let Some(what) = lacking(op) {
                 return Err(ExecutorError::Operation {
                     device: device.to_owned(),
@@ -282,6 +304,7 @@ fn name_of(op: &Op) -> String {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
 
     use lacuna_files::ModelFiles;
 
@@ -290,7 +313,8 @@ mod tests {
     fn checked(path: &str) -> Result<(), ExecutorError> {
         let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
         let files = ModelFiles::open(&reference.join(path)).expect("the fixture opens");
-        check("card", &Model::load(files).expect("the fixture loads"))
+        let model = Arc::new(Model::load(files).expect("the fixture loads"));
+        check("card", &Part::behind(model, 0)?)
     }
 
     #[test]
@@ -312,6 +336,25 @@ mod tests {
         for family in ["gpt-oss", "qwen3-next", "deepseek-v3", "gemma3n"] {
             let taken = checked(&format!("families/{family}/hf"));
             assert!(taken.is_ok(), "{family}: {taken:?}");
+        }
+    }
+
+    #[test]
+    fn as_many_layers_are_together_as_both_sides_of_a_split_have_whole_groups_of() {
+        let together = |host_layers, layers| {
+            let elements = lacuna_kv::KvElements::both(ElementType::F16);
+            let geometry = Geometry::uniform(layers, 2, 64, elements);
+            let geometry = geometry.with_host_layers(host_layers);
+            let geometry = geometry.expect("rows of their own");
+            let held = as_held(KvPolicy::default(), &geometry, None, PageTable::Shared);
+            let KvPolicy::Sparse(Layout::Interleaved(together)) = held else {
+                panic!("{held}")
+            };
+            together.get()
+        };
+        assert_eq!(together(0, 12), 12);
+        for (host_layers, expected) in [(6, 6), (8, 4), (9, 3), (11, 1), (7, 1)] {
+            assert_eq!(together(host_layers, 12), expected, "{host_layers}");
         }
     }
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{ComputeDevice, Executor, ExecutorError, Model};
+use lacuna_models::{ComputeDevice, Executor, ExecutorError, ExecutorMemory, Model};
 use lacuna_pages::vulkan::{Compute, PageTable};
-use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
+use lacuna_pages::{ByteLength, DeviceError, SplitDevice, VulkanDevice};
 
-use crate::executor::VulkanExecutor;
+use crate::executor::{self, VulkanExecutor};
 use crate::kernels::{MOST_SHARED_BYTES, MOST_THREADS};
+use crate::part::Part;
 use crate::{capability, self_test};
 
 /// How a device is used.
@@ -27,6 +28,8 @@ pub struct VulkanConfig {
     pub merge_partitions: Option<bool>,
     /// The most of the device's page table that is used. Default all of it.
     pub page_table: PageTable,
+    /// The place of the device in the driver's list, from 0. Default: the best there is.
+    pub place: Option<usize>,
 }
 
 impl VulkanConfig {
@@ -36,7 +39,7 @@ impl VulkanConfig {
     }
 }
 
-/// A Vulkan device: the best there is.
+/// A Vulkan device: the best there is, or the one at a place in the driver's list.
 #[derive(Debug)]
 pub struct Vulkan {
     device: VulkanDevice,
@@ -59,7 +62,11 @@ impl Vulkan {
     /// # Errors
     /// As [`Vulkan::open`].
     pub fn open_with(config: VulkanConfig) -> Result<Self, ExecutorError> {
-        let device = VulkanDevice::open_with(config.page_table).map_err(|error| match error {
+        let opened = match config.place {
+            None => VulkanDevice::open_with(config.page_table),
+            Some(place) => VulkanDevice::open_at(place, config.page_table),
+        };
+        let device = opened.map_err(|error| match error {
             DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
             error => error.into(),
         })?;
@@ -114,13 +121,43 @@ impl ComputeDevice for Vulkan {
         }))
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        Some(self.device.queue().memory_left().get())
+    }
+
+    fn has_own_memory(&self) -> bool {
+        self.device.has_own_memory()
+    }
+
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
         let pages = self.device.page_table();
+        let is_split = geometry.host_layers() > 0;
+        if is_split && pages == PageTable::Unused {
+            return Err(ExecutorError::Setting {
+                device: self.name().to_owned(),
+                what: "layers on the processor beside those on a device without a page table",
+            });
+        }
         let policy = capability::as_held(policy, &geometry, self.config.window, pages);
         capability::check_kv(self.name(), &geometry, policy)?;
         // States are computed in their place, so that no step can go back.
         let geometry = geometry.without_state_inputs();
-        Ok(KvCache::on_device(self.device.share(), geometry, policy)?)
+        let device = self.device.share();
+        Ok(match is_split {
+            false => KvCache::on_device(device, geometry, policy)?,
+            true => KvCache::on_device(SplitDevice::new(device)?, geometry, policy)?,
+        })
+    }
+
+    fn memory_for(
+        &self,
+        model: &Arc<Model>,
+        geometry: &Geometry,
+        plan: &ArenaPlan,
+    ) -> Result<ExecutorMemory, ExecutorError> {
+        let part = Part::behind(Arc::clone(model), geometry.host_layers())?;
+        capability::check(self.name(), &part)?;
+        Ok(executor::memory_for(&part, geometry, plan))
     }
 
     fn executor(
@@ -129,13 +166,14 @@ impl ComputeDevice for Vulkan {
         geometry: &Geometry,
         plan: &ArenaPlan,
     ) -> Result<Box<dyn Executor>, ExecutorError> {
-        capability::check(self.name(), &model)?;
+        let part = Part::behind(model, geometry.host_layers())?;
+        capability::check(self.name(), &part)?;
         let name = self.name().to_owned();
         let queue = self.device.queue();
         let kept = self.kernel_folder.as_deref();
         let kept = kept.map(|folder| (folder, self.device.driver_identity()));
         let used = (self.config, kept);
-        let made = VulkanExecutor::new(name, &queue, used, model, geometry, plan)?;
+        let made = VulkanExecutor::new(name, &queue, used, part, geometry, plan)?;
         Ok(Box::new(made))
     }
 }

@@ -4,7 +4,6 @@
 //! and descriptor sets in those of the passes before.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use lacuna_kernels::Cpu;
 use lacuna_kv::Geometry;
@@ -12,7 +11,7 @@ use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
     BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Likeliest,
-    Model, PassSize, Segment,
+    PassSize, Scratch, Segment,
 };
 use lacuna_pages::vulkan::{Compute, DeviceMemory, DriverIdentity, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
@@ -21,6 +20,7 @@ use crate::capability::has_parts_of_images;
 use crate::device::VulkanConfig;
 use crate::fused::{Action, quantized_bytes};
 use crate::kernels::{KeptKernels, Kernels, NO_TOKEN, PARTITION, PRODUCT_ROWS};
+use crate::part::Part;
 use crate::pass::{Given, Pass, Room, Wanted};
 use crate::weights::{DeviceWeights, in_blocks};
 use crate::{attention, fused, likeliest};
@@ -31,7 +31,9 @@ const ALIGNMENT: usize = 64;
 /// A model in the memory of a Vulkan device.
 #[derive(Debug)]
 pub(crate) struct VulkanExecutor {
-    model: Arc<Model>,
+    part: Part,
+    /// Activations of what the processor computes before, where that is something.
+    before: Option<Scratch>,
     plan: ArenaPlan,
     actions: Vec<Action>,
     room: Room,
@@ -55,7 +57,7 @@ pub(crate) struct VulkanExecutor {
 }
 
 impl VulkanExecutor {
-    /// Brings `model`, all of whose program the device can run, to the device.
+    /// Brings `part`, all of which the device can run, to the device.
     ///
     /// # Errors
     /// [`ExecutorError::Window`] for what kernels cannot be shown, and what the device refuses.
@@ -63,18 +65,18 @@ impl VulkanExecutor {
         device: String,
         queue: &VulkanQueue,
         (config, kept): (VulkanConfig, Option<(&Path, DriverIdentity)>),
-        model: Arc<Model>,
+        part: Part,
         geometry: &Geometry,
         plan: &ArenaPlan,
     ) -> Result<Self, ExecutorError> {
-        let limits = plan.limits();
-        let input = input_elements(&model, limits);
+        let (limits, model) = (plan.limits(), &part.model);
+        let input = input_elements(&part, limits);
         let logits = limits.logit_rows * model.spec().vocabulary;
         let mut compute = queue.compute(4 * input, 4 * logits)?;
         let window = config.window.map_or(u64::MAX, ByteLength::get);
         let window = window.min(compute.largest_window()) / 4 * 4;
-        let actions = fused::actions(&model, plan, in_blocks(geometry));
-        let (room, arena_bytes) = room(&model, plan, &actions);
+        let actions = fused::actions(&part, plan, in_blocks(geometry));
+        let (room, arena_bytes) = room(&part, plan, &actions);
         let too_long = |what, needed| {
             Err(ExecutorError::Window {
                 device: device.clone(),
@@ -87,6 +89,8 @@ impl VulkanExecutor {
             return too_long("the activations of a batch", arena_bytes);
         }
         let reach = compute.alignment();
+        // Kernels are shown nothing of the processor's layers.
+        let geometry = &geometry.without_host_layers();
         let rows = geometry.own_rows().flat_map(|(_, rows)| {
             let sides = lacuna_kv::Side::BOTH.map(|side| geometry.row_bytes(&rows, side) as u64);
             sides.into_iter()
@@ -107,21 +111,24 @@ impl VulkanExecutor {
             .transpose()?;
         let kernels = Kernels::new(
             &compute,
-            &DeviceWeights::wanted(&model, geometry),
+            &DeviceWeights::wanted(&part, geometry),
             integer_dot,
         )?;
         if let Some(kept) = kept {
             kept.keep(&compute);
         }
-        let weights = DeviceWeights::upload(queue, &model)?;
+        let weights = DeviceWeights::upload(queue, &part)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {
             return too_long("eight rows of a matrix", rows);
         }
         let axes = model.spec().position_axes();
+        let before = part.split.as_ref();
+        let before = before.map(|_| Scratch::new(model.program(), plan.clone()));
         Ok(Self {
             arena: queue.memory(ByteLength::new(arena_bytes))?,
-            model,
+            before: before.transpose()?,
+            part,
             actions,
             room,
             plan: plan.clone(),
@@ -142,21 +149,58 @@ impl VulkanExecutor {
         })
     }
 
-    /// Makes what the host gives: rows of the embedding table, and tables of rotations.
-    fn give(&mut self, cpu: &Cpu, segments: &[Segment<'_>]) {
+    /// Computes the processor's part of a pass, if it has one, and gives what the device takes of that.
+    fn begin(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        tokens: usize,
+    ) -> Result<(), ForwardError> {
         self.input.clear();
         self.given.clear();
+        let (Some(split), Some(scratch)) = (&self.part.split, &mut self.before) else {
+            return Ok(());
+        };
+        let model = &self.part.model;
+        model.begin(cpu, segments, scratch, split)?;
+        for &(slot, width) in split.handed() {
+            let rows = scratch.rows(slot, tokens * width);
+            self.given.push(Given {
+                start: self.input.len(),
+                elements: rows.len(),
+                more: true,
+                ..Given::nothing(slot)
+            });
+            self.input.extend_from_slice(rows);
+        }
+        if let Some(last) = self.given.last_mut() {
+            last.more = false;
+        }
+        // Those of the part before say where the tokens are.
+        for op in model.program().position_ops() {
+            if let Op::Positions { first, .. } = *op {
+                self.positions.clear();
+                for segment in &*segments {
+                    model.positions(segment, first, &mut self.positions);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what the host gives beside that: rows of the embedding table, and tables of rotations.
+    fn give(&mut self, cpu: &Cpu, segments: &[Segment<'_>]) {
         self.tokens.clear();
         for segment in segments {
             self.tokens.extend_from_slice(segment.tokens);
         }
-        let model = Arc::clone(&self.model);
-        let program = model.program();
-        for op in program.steps().iter().flat_map(|step| program.ops(step)) {
+        let part = self.part.clone();
+        let model = &part.model;
+        for op in part.ops() {
             match *op {
                 Op::Embed { table, output, .. } => {
                     let width = model.columns(table);
-                    let (model, tokens) = (&model, &self.tokens);
+                    let tokens = &self.tokens;
                     let rows = add(&mut self.input, tokens.len() * width);
                     model.look_up(cpu, table, tokens, rows);
                     let elements = rows.len();
@@ -227,18 +271,22 @@ impl VulkanExecutor {
         segments: &mut [Segment<'_>],
         wanted: Wanted,
     ) -> Result<usize, ForwardError> {
-        let size = self.model.check_segments(segments, self.plan.limits())?;
+        let size = self
+            .part
+            .model
+            .check_segments(segments, self.plan.limits())?;
         let shows = segments.iter().any(|segment| !segment.images.is_empty());
-        if shows && has_parts_of_images(&self.model) {
+        if shows && has_parts_of_images(&self.part.model) {
             return Err(ForwardError::NoImages);
         }
+        self.begin(cpu, segments, size.tokens)?;
         self.give(cpu, segments);
         for segment in &mut *segments {
             segment.sequence.lend_device_states();
         }
         let computed = self.run(size, segments, wanted);
         // First, because whatever a lost file's zeros led to is no news.
-        self.model.files().check()?;
+        self.part.model.files().check()?;
         computed?;
         Ok(size.logit_rows)
     }
@@ -263,14 +311,15 @@ impl VulkanExecutor {
             alignment,
             size,
             wanted,
-            whole_images: self.model.spec().keeps_images_whole(),
+            is_begun: self.part.split.is_some(),
+            whole_images: self.part.model.spec().keeps_images_whole(),
             merge_partitions: self.merge_partitions,
         };
         pass.run(&self.actions, segments)?;
         let rows = size.logit_rows;
         let left: &mut [u8] = match wanted {
             Wanted::Logits => {
-                let elements = rows * self.model.spec().vocabulary;
+                let elements = rows * self.part.model.spec().vocabulary;
                 bytemuck::cast_slice_mut(&mut self.logits[..elements])
             }
             Wanted::Likeliest => bytemuck::cast_slice_mut(&mut self.words[..rows]),
@@ -286,7 +335,7 @@ impl VulkanExecutor {
 impl Executor for VulkanExecutor {
     fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
         let rows = self.pass(cpu, segments, Wanted::Logits)?;
-        Ok(&self.logits[..rows * self.model.spec().vocabulary])
+        Ok(&self.logits[..rows * self.part.model.spec().vocabulary])
     }
 
     fn likeliest(
@@ -333,27 +382,40 @@ fn add(input: &mut Vec<f32>, elements: usize) -> &mut [f32] {
     &mut input[start..]
 }
 
+/// Bytes of memory that a part takes.
+pub(crate) fn memory_for(part: &Part, geometry: &Geometry, plan: &ArenaPlan) -> ExecutorMemory {
+    let actions = fused::actions(part, plan, in_blocks(geometry));
+    let (_, activation_bytes) = room(part, plan, &actions);
+    let limits = plan.limits();
+    let logits = limits.logit_rows * part.model.spec().vocabulary;
+    ExecutorMemory {
+        weight_bytes: DeviceWeights::bytes_for(part),
+        activation_bytes,
+        staging_bytes: 4 * (input_elements(part, limits) + logits) as u64,
+    }
+}
+
 /// Elements that the host gives the largest pass.
-fn input_elements(model: &Model, limits: BatchLimits) -> usize {
-    let program = model.program();
-    let ops = program.steps().iter().flat_map(|step| program.ops(step));
-    let widths = ops.map(|op| match op {
-        Op::Embed { table, .. } => model.columns(*table),
+fn input_elements(part: &Part, limits: BatchLimits) -> usize {
+    let handed = part.split.iter().flat_map(|split| split.handed());
+    let handed: usize = handed.map(|(_, width)| width).sum();
+    let widths = part.ops().map(|op| match op {
+        Op::Embed { table, .. } => part.model.columns(*table),
         Op::PlaceImages { width, .. } => *width,
         Op::Temperature { .. } => 1,
         Op::Rotations { width, .. } => *width,
         _ => 0,
     });
-    limits.tokens * widths.sum::<usize>()
+    limits.tokens * (handed + widths.sum::<usize>())
 }
 
 /// What lies behind the slots, and the bytes of all that.
-fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
+fn room(part: &Part, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let limits = plan.limits();
     let word = |byte: usize| u32::try_from(byte / 4).unwrap_or(u32::MAX);
     let blocks = plan.bytes().next_multiple_of(ALIGNMENT);
     let states = (blocks + quantized_bytes(actions, limits)).next_multiple_of(ALIGNMENT);
-    let state_words = attention::room(model.program(), limits, model.spec().keeps_images_whole());
+    let state_words = attention::room(part, limits);
     let first = (states / 4) as u64 + state_words;
     let room = Room {
         blocks: word(blocks),
@@ -361,7 +423,7 @@ fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
         state_words,
         likeliest: u32::try_from(first).unwrap_or(u32::MAX),
     };
-    let of_logits = likeliest::room([limits.logit_rows, model.spec().vocabulary]);
+    let of_logits = likeliest::room([limits.logit_rows, part.model.spec().vocabulary]);
     let bytes = 4 * (first + of_logits);
     (room, bytes.next_multiple_of(ALIGNMENT as u64))
 }

@@ -11,6 +11,7 @@ use lacuna_models::spec::{Gating, Norm, NormKind};
 use lacuna_models::{BatchLimits, Model};
 
 use crate::arranged::BLOCK;
+use crate::part::Part;
 
 /// One thing that a pass records.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,12 +96,10 @@ struct Reading {
     blocks: bool,
 }
 
-/// All that is recorded of the program of `model`.
+/// All that is recorded of `part`.
 ///
 /// With `in_blocks`, KV rows are blocks of bytes, and queries, keys, values and results are transformed by themselves.
-pub(crate) fn actions(model: &Model, plan: &ArenaPlan, in_blocks: bool) -> Vec<Action> {
-    let program = model.program();
-    let ops = program.steps().iter().flat_map(|step| program.ops(step));
+pub(crate) fn actions(part: &Part, plan: &ArenaPlan, in_blocks: bool) -> Vec<Action> {
     // Nothing is to be done for these.
     let nothing = |op: &&Op| {
         matches!(
@@ -112,8 +111,8 @@ pub(crate) fn actions(model: &Model, plan: &ArenaPlan, in_blocks: bool) -> Vec<A
         )
     };
     let fusing = Fusing {
-        ops: ops.filter(|op| !nothing(op)).collect(),
-        model,
+        ops: part.ops().filter(|op| !nothing(op)).collect(),
+        model: &part.model,
         plan,
         in_blocks,
     };
@@ -437,6 +436,7 @@ impl Fusing<'_> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
 
     use lacuna_files::ModelFiles;
 
@@ -444,7 +444,7 @@ mod tests {
 
     /// What is recorded of a model: a letter for each action.
     fn recorded(files: ModelFiles) -> String {
-        let model = Model::load(files).expect("the fixture loads");
+        let model = Arc::new(Model::load(files).expect("the fixture loads"));
         let limits = BatchLimits {
             tokens: 16,
             logit_rows: 1,
@@ -459,7 +459,8 @@ mod tests {
             Action::Heads(_) => 'h',
             Action::Attend(_) => 'a',
         };
-        actions(&model, &plan, false).iter().map(letter).collect()
+        let part = Part::behind(model, 0).expect("all of it");
+        actions(&part, &plan, false).iter().map(letter).collect()
     }
 
     fn fixture(path: &str) -> ModelFiles {

@@ -3,7 +3,9 @@
 //! A [`Vulkan`] device runs the same program as the processor does, for decoders. Keys and values lie in sparse
 //! buffers of the device whose pages a pool attaches as rows arrive, so kernels read one flat range. Whatever it
 //! cannot do is refused when a model is opened, by name; nothing is done on the processor instead without a word, but for
-//! looking up rows of the embedding table and making tables of rotations, which is always done there.
+//! looking up rows of the embedding table and making tables of rotations, which is always done there, and for the first
+//! layers where a KV cache says that they are the processor's
+//! ([`Geometry::host_layers`](lacuna_kv::Geometry::host_layers)).
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,6 +27,7 @@ mod experts;
 mod fused;
 mod kernels;
 mod likeliest;
+mod part;
 mod pass;
 mod recurrence;
 mod self_test;

@@ -107,6 +107,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) size: PassSize,
     /// What the host gets of each row of logits.
     pub(crate) wanted: Wanted,
+    /// Whether the first of what the host gives is what the processor has computed before.
+    pub(crate) is_begun: bool,
     /// Whether the tokens of an image see all of it.
     pub(crate) whole_images: bool,
     /// [`VulkanConfig::merge_partitions`](crate::VulkanConfig::merge_partitions).
@@ -123,6 +125,9 @@ impl<'a> Pass<'a> {
         actions: &[Action],
         segments: &[Segment<'_>],
     ) -> Result<(), DeviceError> {
+        if self.is_begun {
+            self.take_given()?;
+        }
         // Recording takes a fraction of what the device does, which soon has enough to begin with.
         let ends = [actions.len().div_ceil(16), actions.len().div_ceil(4)];
         for (number, action) in actions.iter().enumerate() {

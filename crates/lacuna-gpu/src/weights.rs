@@ -14,6 +14,7 @@ use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::arranged;
 use crate::kernels::{VECTOR_BYTES, Wanted};
+use crate::part::Part;
 
 /// Pieces are about so long: few enough for any device, and not much more than is needed.
 const PIECE_BYTES: u64 = 256 << 20;
@@ -87,10 +88,10 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(model: &Model) -> Self {
+    fn of(part: &Part) -> Self {
         let mut layout = Self::default();
-        let program = model.program();
-        for op in program.steps().iter().flat_map(|step| program.ops(step)) {
+        let model = &part.model;
+        for op in part.ops() {
             match op {
                 Op::Product { outputs, .. } => {
                     for (id, _) in outputs {
@@ -208,12 +209,12 @@ pub(crate) struct DeviceWeights {
 }
 
 impl DeviceWeights {
-    /// Copies the weights of `model` to the device.
+    /// Copies the weights of `part` to the device.
     ///
     /// # Errors
     /// What the device refuses, and a file that was lost meanwhile.
-    pub(crate) fn upload(queue: &VulkanQueue, model: &Model) -> Result<Self, ExecutorError> {
-        let layout = Layout::of(model);
+    pub(crate) fn upload(queue: &VulkanQueue, part: &Part) -> Result<Self, ExecutorError> {
+        let (model, layout) = (&part.model, Layout::of(part));
         let memory = |bytes: u64| queue.memory(ByteLength::new(bytes.max(4)));
         let pieces = layout.pieces.iter().map(|&bytes| memory(bytes));
         let weights = Self {
@@ -225,6 +226,8 @@ impl DeviceWeights {
         weights.copy_vectors(model)?;
         // Whatever was read of a file that is lost is of no use.
         model.files().check()?;
+        // What the processor computes with is mapped again as it is read.
+        model.files().release();
         Ok(weights)
     }
 
@@ -290,17 +293,22 @@ impl DeviceWeights {
         &self.vectors
     }
 
-    /// The kernels that `model` takes with KV rows of `geometry`.
-    pub(crate) fn wanted(model: &Model, geometry: &Geometry) -> Wanted {
-        let ops = model.program().steps().iter();
-        let mut ops = ops.flat_map(|step| model.program().ops(step));
+    /// Bytes of device memory that [`DeviceWeights::upload`] takes, but for what a device rounds up.
+    pub(crate) fn bytes_for(part: &Part) -> u64 {
+        let layout = Layout::of(part);
+        layout.pieces.iter().sum::<u64>() + 4 * layout.elements as u64
+    }
+
+    /// The kernels that `part` takes with KV rows of `geometry`.
+    pub(crate) fn wanted(part: &Part, geometry: &Geometry) -> Wanted {
+        let is_state = |op: &Op| matches!(op, Op::Convolve { .. } | Op::Scan { .. });
         let mut wanted = Wanted {
-            states: ops.any(|op| matches!(op, Op::Convolve { .. } | Op::Scan { .. })),
+            states: part.ops().any(is_state),
             blocks: in_blocks(geometry),
             vectors: in_vectors(geometry),
             ..Wanted::default()
         };
-        for (id, placed) in Layout::of(model).matrices {
+        for (id, placed) in Layout::of(part).matrices {
             match id {
                 Together::One(_) => wanted.types.push(placed.dtype),
                 Together::Experts(_) => wanted.expert_types.push(placed.dtype),

@@ -57,7 +57,8 @@ impl KvCache {
     }
 
     /// The same over pages of `device`, whatever the policy: the page size is chosen for `geometry` among those that
-    /// the device has. Its sequences take as much of its memory as [`KvCache::set_limit`] allows.
+    /// the device has. Where some layers are the host's, it is a [`SplitDevice`](lacuna_pages::SplitDevice). Its sequences
+    /// take as much of its memory as [`KvCache::set_limit`] allows.
     ///
     /// # Errors
     /// As [`KvCache::new`].
@@ -74,10 +75,13 @@ impl KvCache {
     /// A cache whose pages come from `pool`, whatever its device, page size and limit.
     ///
     /// # Errors
-    /// As [`Geometry::validate`], or [`KvError::ContextTooLarge`] for blocks larger than the address
-    /// space.
+    /// As [`Geometry::validate`], [`KvError::ContextTooLarge`] for blocks larger than the address space, and
+    /// [`KvError::SplitPolicy`] where rows are to be in two places that the policy holds in one.
     pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
+        if geometry.host_layers() > 0 && !matches!(policy, KvPolicy::Sparse(_)) {
+            return Err(KvError::SplitPolicy { policy });
+        }
         let stores = match policy {
             // Without rows all ways to hold them are one.
             _ if !geometry.has_rows() => Stores::Flat(Commit::OnDemand),

@@ -99,6 +99,27 @@ pub enum KvError {
         /// What does not fit.
         why: lacuna_kernels::HeadDimError,
     },
+    /// A layer of a device that is to read rows of one of the host's.
+    #[error(
+        "layer {layer} reads the rows of layer {source_layer}, which is one of the {host_layers} first that run on the \
+         processor; run more layers on the device, or fewer"
+    )]
+    SplitRows {
+        /// Layers of the host's.
+        host_layers: usize,
+        /// The decoder block that reads.
+        layer: usize,
+        /// The one whose rows it reads.
+        source_layer: usize,
+    },
+    /// A layout or a policy that cannot hold rows in two places.
+    #[error(
+        "the policy `{policy}` does not hold rows in two places; use `sparse`, or run all layers in one place"
+    )]
+    SplitPolicy {
+        /// The policy.
+        policy: crate::policy::KvPolicy,
+    },
     /// Rows that have not been accepted cannot be shared or released.
     #[error("the sequence holds {held} tokens and {requested} were asked for")]
     NotHeld {

@@ -84,7 +84,7 @@ impl KvPolicy {
         };
         let states = match tokens {
             0 => Footprint::default(),
-            _ => committed_and_zeroed(pages.round(geometry.state_bytes())),
+            _ => committed_and_zeroed(geometry.state_bytes_in_pages(pages.page_bytes)),
         };
         if !geometry.has_rows() {
             return Ok(states);

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::ElementType;
+use lacuna_pages::device::Location;
 
 use crate::elements::KvElements;
 use crate::error::KvError;
@@ -141,7 +142,7 @@ impl RowSpec {
 
 /// Shape of one sequence's KV cache: what each layer keeps, and how elements are stored. Cloning is
 /// cheap.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Geometry {
     layers: Arc<[LayerCache]>,
     /// Elements of each layer's state; nothing at all where no layer keeps one.
@@ -149,6 +150,24 @@ pub struct Geometry {
     /// Elements for each token of what each layer's state is changed by; nothing where that is not known.
     state_inputs: Arc<[usize]>,
     elements: KvElements,
+    /// So many first layers are the host's, where a device computes the others.
+    host_layers: usize,
+}
+
+impl fmt::Debug for Geometry {
+    /// Part of what files of sessions say of their rows: what most geometries do not have is not named.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut named = f.debug_struct("Geometry");
+        named
+            .field("layers", &self.layers)
+            .field("states", &self.states)
+            .field("state_inputs", &self.state_inputs)
+            .field("elements", &self.elements);
+        if self.host_layers > 0 {
+            named.field("host_layers", &self.host_layers);
+        }
+        named.finish()
+    }
 }
 
 impl Geometry {
@@ -177,6 +196,7 @@ impl Geometry {
             states: Arc::default(),
             state_inputs: Arc::default(),
             elements,
+            host_layers: 0,
         }
     }
 
@@ -190,6 +210,7 @@ impl Geometry {
             states: Arc::default(),
             state_inputs: Arc::default(),
             elements,
+            host_layers: 0,
         };
         geometry.check_layers()?;
         Ok(geometry)
@@ -417,6 +438,69 @@ impl Geometry {
         }
     }
 
+    /// The same where the first `layers` layers are computed by the host and the others by a device: each keeps its rows in
+    /// memory of whoever computes it. 0 where one computes all.
+    ///
+    /// # Errors
+    /// [`KvError::SplitRows`] where a layer of the device reads rows of one of the host's.
+    pub fn with_host_layers(self, layers: usize) -> Result<Self, KvError> {
+        for (index, cache) in self.layers.iter().enumerate().skip(layers) {
+            if let LayerCache::Of(source) = cache
+                && source.0 < layers
+            {
+                return Err(KvError::SplitRows {
+                    host_layers: layers,
+                    layer: index,
+                    source_layer: source.0,
+                });
+            }
+        }
+        Ok(Self {
+            host_layers: layers,
+            ..self
+        })
+    }
+
+    /// How many of the first layers the host computes, where a device computes the others; 0 where one computes all.
+    #[must_use]
+    pub fn host_layers(&self) -> usize {
+        self.host_layers
+    }
+
+    /// What is left of it without the host's layers: what a device has memory of.
+    #[must_use]
+    pub fn without_host_layers(&self) -> Self {
+        let first = self.host_layers;
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.map(|(layer, cache)| match layer < first {
+            true => LayerCache::None,
+            false => *cache,
+        });
+        let left = |all: &[usize]| {
+            let left: Vec<usize> = self.there(all, Location::Own).collect();
+            match left.iter().any(|&elements| elements > 0) {
+                true => left.into(),
+                false => Arc::default(),
+            }
+        };
+        Self {
+            layers: layers.collect(),
+            states: left(&self.states),
+            state_inputs: left(&self.state_inputs),
+            elements: self.elements,
+            host_layers: 0,
+        }
+    }
+
+    /// Whose memory has the rows and the state of `layer`.
+    #[must_use]
+    pub fn location(&self, layer: Layer) -> Location {
+        match layer.0 < self.host_layers {
+            true => Location::Host,
+            false => Location::Own,
+        }
+    }
+
     /// Whether any layer keeps rows of its own.
     #[must_use]
     pub fn has_rows(&self) -> bool {
@@ -447,7 +531,23 @@ impl Geometry {
     /// Bytes of all layers' states, however many tokens there are.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
-        self.state_places().last().map_or(0, |place| place.end)
+        self.state_buffers().sum()
+    }
+
+    /// The same in whole pages of `page_bytes` bytes.
+    #[must_use]
+    pub fn state_bytes_in_pages(&self, page_bytes: usize) -> usize {
+        let buffers = self.state_buffers();
+        buffers
+            .map(|bytes| bytes.next_multiple_of(page_bytes))
+            .sum()
+    }
+
+    /// Bytes of the states in memory of each kind.
+    fn state_buffers(&self) -> impl Iterator<Item = usize> {
+        let places = Location::ALL.map(|location| self.state_places(location));
+        let ends = places.map(|places| places.last().map_or(0, |place| place.end));
+        ends.into_iter()
     }
 
     /// Whether a step can go back to its first tokens: there are no states, or it is known what changes them.
@@ -477,21 +577,23 @@ impl Geometry {
         self.state_inputs.iter().sum::<usize>() * size_of::<f32>()
     }
 
-    /// Elements of the inputs of all layers before each, for each token.
-    pub(crate) fn state_input_places(&self) -> Arc<[Range<usize>]> {
+    /// Elements of the inputs of all layers before each, for each token, of layers in memory of one kind.
+    pub(crate) fn state_input_places(&self, location: Location) -> Arc<[Range<usize>]> {
         let mut end = 0;
-        let place = |elements: &usize| {
+        let place = |elements: usize| {
             let start = end;
             end += elements;
             start..end
         };
-        self.state_inputs.iter().map(place).collect()
+        self.there(&self.state_inputs, location)
+            .map(place)
+            .collect()
     }
 
-    /// The bytes of each layer's state where all of them lie one after the other.
-    pub(crate) fn state_places(&self) -> Arc<[Range<usize>]> {
+    /// The bytes of each layer's state where all of them in memory of one kind lie one after the other; none of the others'.
+    pub(crate) fn state_places(&self, location: Location) -> Arc<[Range<usize>]> {
         let mut end = 0usize;
-        let place = |&elements: &usize| {
+        let place = |elements: usize| {
             let start = match elements {
                 0 => end,
                 _ => end.next_multiple_of(Self::STATE_ALIGNMENT),
@@ -499,7 +601,18 @@ impl Geometry {
             end = start + elements * size_of::<f32>();
             start..end
         };
-        self.states.iter().map(place).collect()
+        self.there(&self.states, location).map(place).collect()
+    }
+
+    /// What each layer has of `all`, with nothing for those whose memory is of another kind.
+    fn there(&self, all: &[usize], location: Location) -> impl Iterator<Item = usize> {
+        let layers = all.iter().enumerate();
+        layers.map(
+            move |(layer, &elements)| match self.location(Layer(layer)) == location {
+                true => elements,
+                false => 0,
+            },
+        )
     }
 
     /// Storage of one element of `side`, where both are stored.
@@ -901,7 +1014,8 @@ mod tests {
         assert_eq!((geometry.has_states(), geometry.state_bytes()), (false, 0));
         let states = geometry.with_states(vec![3, 0, 16, 1]).unwrap();
         assert!(states.has_states());
-        assert_eq!(*states.state_places(), [0..12, 12..12, 64..128, 128..132]);
+        let own = |states: &Geometry| states.state_places(Location::Own);
+        assert_eq!(*own(&states), [0..12, 12..12, 64..128, 128..132]);
         assert_eq!(states.state_bytes(), 132);
         let elements = [0, 1, 2, 3, 4].map(|layer| states.state_elements(Layer(layer)));
         assert_eq!(elements, [3, 0, 16, 1, 0]);

@@ -30,7 +30,7 @@ pub enum Layout {
     /// One buffer per layer and stored side; of every 16 tokens, the rows of one head lie together.
     HeadMajor,
     /// One buffer per stored side for each group of up to this many layers that follow each other and have
-    /// rows of the same shape and use, token after token, the rows of the group side by side. The
+    /// rows of the same shape and use in memory of one kind, token after token, the rows of the group side by side. The
     /// smallest step a sequence grows by is then smaller by that factor, which large pages need.
     Interleaved(NonZeroUsize),
 }
@@ -74,6 +74,7 @@ impl Layout {
                 Some((first, layers, same))
                     if *same == rows
                         && layer.0 == first.0 + *layers
+                        && geometry.location(layer) == geometry.location(*first)
                         && *layers < self.layers_together() =>
                 {
                     *layers += 1;

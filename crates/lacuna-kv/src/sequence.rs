@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::{RunMut, State as StateView, View};
+use lacuna_pages::device::Location;
 use lacuna_pages::{Buffer, PagePin, PageRange, Pool};
 
 use crate::cache::to_usize;
@@ -21,7 +22,7 @@ use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
 use crate::state::{State, all_pages};
-use crate::store::{DeviceRows, DeviceState, Store, Useful};
+use crate::store::{DeviceRows, DeviceState, Store, Usage, Useful};
 
 /// KV cache of one sequence.
 ///
@@ -35,8 +36,8 @@ use crate::store::{DeviceRows, DeviceState, Store, Useful};
 #[derive(Debug)]
 pub struct Sequence {
     store: Box<dyn Store>,
-    /// None where no layer keeps one.
-    state: Option<State>,
+    /// Of each kind of memory that has some, those of its layers; none where no layer keeps one.
+    states: Vec<State>,
     pub(crate) pool: Pool,
     geometry: Geometry,
     /// Whether any layer has one.
@@ -94,7 +95,7 @@ impl Sequence {
     ) -> Self {
         Self {
             store,
-            state: State::new(&pool, &geometry),
+            states: State::of(&pool, &geometry),
             pool,
             windows: geometry.has_windows(),
             resumable: None,
@@ -141,7 +142,7 @@ impl Sequence {
     /// which is that after all tokens, as many as there are.
     #[must_use]
     pub fn fewest_tokens(&self) -> usize {
-        if self.state.is_some() {
+        if !self.states.is_empty() {
             return self.accepted;
         }
         self.first.max(self.store.fewest_tokens(self.first))
@@ -200,7 +201,7 @@ impl Sequence {
     /// When there are states and nobody knows what changes them, or for more than [`Geometry::MOST_REWOUND_TOKENS`] rows of
     /// these.
     pub fn prepare_to_rewind(&mut self, rows: usize) -> Result<(), KvError> {
-        let fits = self.state.is_none() || rows <= Geometry::MOST_REWOUND_TOKENS;
+        let fits = self.states.is_empty() || rows <= Geometry::MOST_REWOUND_TOKENS;
         assert!(
             self.geometry.can_rewind() && fits,
             "a step of {rows} tokens that can go back"
@@ -211,7 +212,7 @@ impl Sequence {
     fn prepare_step(
         &mut self,
         rows: usize,
-        states: impl FnOnce(&mut State) -> Result<(), KvError>,
+        prepare: impl Fn(&mut State) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
             return Err(KvError::ContextFull {
@@ -231,10 +232,13 @@ impl Sequence {
             return Err(KvError::RowsLost);
         }
         prepared?;
-        if let Some(state) = self.state.as_mut().filter(|_| rows > 0) {
-            let prepared = states(state);
+        if rows > 0 {
+            let prepared = self.states.iter_mut().try_for_each(prepare);
             if self.has_lost_rows() {
                 return Err(KvError::RowsLost);
+            }
+            if prepared.is_err() {
+                self.end_step();
             }
             prepared?;
         }
@@ -253,10 +257,16 @@ impl Sequence {
     /// When no tokens are prepared.
     pub fn state(&mut self, layer: Layer) -> StateView<'_> {
         assert!(self.prepared > 0, "a state is lent to a step");
-        match &mut self.state {
+        match self.state_of(layer) {
             Some(state) => state.lend(layer),
             None => StateView::from(<&mut [f32]>::default()),
         }
+    }
+
+    /// Those among which the state of `layer` is, if it keeps one.
+    fn state_of(&mut self, layer: Layer) -> Option<&mut State> {
+        let location = self.geometry.location(layer);
+        self.states.iter_mut().find(|state| state.is_at(location))
     }
 
     /// Lends the place for what the prepared tokens change the state of one layer by, `[prepared,
@@ -264,7 +274,7 @@ impl Sequence {
     /// and after [`Sequence::rewind`] reads it.
     pub fn state_inputs(&mut self, layer: Layer) -> Option<&mut [f32]> {
         let tokens = self.prepared;
-        let state = self.state.as_mut().filter(|_| tokens > 0)?;
+        let state = self.state_of(layer).filter(|_| tokens > 0)?;
         state.inputs(layer, tokens)
     }
 
@@ -280,43 +290,44 @@ impl Sequence {
             "{rows} of {} prepared rows",
             self.prepared
         );
-        let rewound = self.state.as_mut().map(State::rewind);
-        assert!(rewound != Some(false), "a step that can go back");
+        let rewound = self.states.iter_mut().all(State::rewind);
+        assert!(rewound, "a step that can go back");
         self.prepared = rows;
-        rewound.is_some()
+        !self.states.is_empty()
     }
 
     /// Bytes that [`Sequence::prepare_to_rewind`] takes for `rows` rows beside theirs.
     #[must_use]
     pub fn rewind_bytes_to_take(&self, rows: usize) -> usize {
-        let state = self.state.as_ref();
-        state.map_or(0, |state| state.beside_bytes_to_take(rows))
+        let states = self.states.iter();
+        states.map(|state| state.beside_bytes_to_take(rows)).sum()
     }
 
     /// Whether [`Sequence::rewind`] has to come before fewer than the prepared tokens are accepted.
     #[must_use]
     pub fn is_to_be_rewound(&self) -> bool {
-        self.state.as_ref().is_some_and(State::is_beside)
+        self.states.iter().any(State::is_beside)
     }
 
     /// Gives back what it takes for states to be able to go back, but in a step that may. Returns the bytes.
     pub fn release_rewind_memory(&mut self) -> u64 {
-        self.state.as_mut().map_or(0, State::release_beside)
+        self.states.iter_mut().map(State::release_beside).sum()
     }
 
     /// Bytes that [`Sequence::release_rewind_memory`] would give back.
     #[must_use]
     pub fn rewind_memory(&self) -> u64 {
-        self.state.as_ref().map_or(0, State::beside_bytes)
+        self.states.iter().map(State::beside_bytes).sum()
     }
 
-    /// Lends the states of all layers to work that is submitted to the device of the pool, which finds them by
-    /// [`Sequence::device_state`]: the same as [`Sequence::state`] of each.
+    /// Lends the states of all layers that are not [the host's](Geometry::host_layers) to work that is submitted to the
+    /// device of the pool, which finds them by [`Sequence::device_state`]: the same as [`Sequence::state`] of each.
     ///
     /// # Panics
-    /// When there are states, and no tokens are prepared.
+    /// When there are such states, and no tokens are prepared.
     pub fn lend_device_states(&mut self) {
-        if let Some(state) = &mut self.state {
+        let mut states = self.states.iter_mut();
+        if let Some(state) = states.find(|state| state.is_at(Location::Own)) {
             assert!(self.prepared > 0, "a state is lent to a step");
             state.lend_all();
         }
@@ -326,7 +337,9 @@ impl Sequence {
     /// prepared.
     #[must_use]
     pub fn device_state(&self, layer: Layer) -> Option<DeviceState> {
-        let (address, bytes) = self.state.as_ref()?.on_device(layer)?;
+        let mut states = self.states.iter();
+        let state = states.find(|state| state.is_at(Location::Own))?;
+        let (address, bytes) = state.on_device(layer)?;
         Some(DeviceState {
             address,
             bytes,
@@ -338,20 +351,20 @@ impl Sequence {
     /// computed then before [`Sequence::truncate`] to 0.
     #[must_use]
     pub fn is_spent(&self) -> bool {
-        self.state.as_ref().is_some_and(State::is_spent)
+        self.states.iter().any(State::is_spent)
     }
 
     /// Bytes that the next step takes for states: all of them before the first token and while others may
     /// have the same, and otherwise none.
     #[must_use]
     pub fn state_bytes_to_take(&self) -> usize {
-        let state = self.state.as_ref().filter(|state| state.is_to_be_copied());
-        state.map_or(0, |_| self.geometry.state_bytes())
+        let states = self.states.iter().filter(|state| state.is_to_be_copied());
+        states.map(State::bytes).sum()
     }
 
     /// A step is over, none of whose tokens count, if one is under way.
     fn end_step(&mut self) {
-        if let Some(state) = &mut self.state {
+        for state in &mut self.states {
             state.settle(0, self.prepared.max(1));
         }
     }
@@ -428,7 +441,7 @@ impl Sequence {
             "{rows} rows accepted of {} prepared",
             self.prepared
         );
-        if let Some(state) = &mut self.state {
+        for state in &mut self.states {
             state.settle(rows, self.prepared);
         }
         self.accepted += rows;
@@ -477,7 +490,7 @@ impl Sequence {
 
     /// Makes states zero, as they are before the first token. A step that has them is over.
     fn clear_states(&mut self) {
-        if let Some(state) = &mut self.state {
+        for state in &mut self.states {
             state.clear();
             self.prepared = 0;
         }
@@ -539,11 +552,12 @@ impl Sequence {
 
     fn duplicate(&mut self, tokens: usize) -> Result<Self, KvError> {
         let in_step = self.prepared > 0;
-        let state = self.state.as_mut();
-        let state = state.map(|state| state.duplicate(in_step)).transpose()?;
+        let states = self.states.iter_mut();
+        let states = states.map(|state| state.duplicate(in_step));
+        let states = states.collect::<Result<_, KvError>>()?;
         Ok(Self {
             store: self.store.duplicate(self.first..tokens)?,
-            state,
+            states,
             pool: self.pool.clone(),
             geometry: self.geometry.clone(),
             windows: self.windows,
@@ -579,10 +593,14 @@ impl Sequence {
     /// no layer keeps one.
     pub(crate) fn pin_states(&mut self) -> Result<Option<Vec<PagePin>>, KvError> {
         debug_assert!(self.prepared == 0, "between steps");
-        match &mut self.state {
-            Some(state) => state.pin(),
-            None => Ok(None),
+        let mut all = Vec::new();
+        for state in &mut self.states {
+            let Some(pins) = state.pin()? else {
+                return Ok(None);
+            };
+            all.extend(pins);
         }
+        Ok(Some(all).filter(|all| !all.is_empty()))
     }
 
     /// Ends a step that has left states as they were.
@@ -606,8 +624,11 @@ impl Sequence {
             "adopted before anything else"
         );
         self.store.adopt(groups, point, tokens)?;
-        if let Some((state, point)) = self.state.as_mut().zip(point) {
-            state.adopt(point.states())?;
+        let mut pins = point.map_or(&[][..], Pins::states);
+        for state in self.states.iter_mut().filter(|_| point.is_some()) {
+            let (of_it, others) = pins.split_at(state.pages());
+            state.adopt(of_it)?;
+            pins = others;
         }
         self.accepted = tokens;
         Ok(())
@@ -625,7 +646,7 @@ impl Sequence {
         block_rows: usize,
     ) -> Result<Option<Vec<Block>>, KvError> {
         self.end_beside();
-        let settled = self.state.as_ref().is_none_or(State::is_settled);
+        let settled = self.states.iter().all(State::is_settled);
         if self.store.mapped_pages().is_none() || !settled || self.first > 0 || self.is_empty() {
             return Ok(None);
         }
@@ -663,12 +684,12 @@ impl Sequence {
             }
             (starts, first_row) = (ends, next);
         }
-        let states = self.state.as_ref().and_then(State::buffer);
-        if let (Some(buffer), Some(last)) = (states, blocks.last_mut()) {
-            last.runs.push(PageRun {
-                buffer: mapped.len(),
+        let states = self.states.iter().filter_map(State::buffer).enumerate();
+        if let Some(last) = blocks.last_mut() {
+            last.runs.extend(states.map(|(index, buffer)| PageRun {
+                buffer: mapped.len() + index,
                 pages: all_pages(buffer),
-            });
+            }));
         }
         Ok(Some(blocks))
     }
@@ -677,7 +698,7 @@ impl Sequence {
     /// after the accepted tokens. A step that was prepared is over.
     pub(crate) fn image(&mut self) -> Result<Option<Vec<PageRun>>, KvError> {
         self.end_beside();
-        let settled = self.state.as_ref().is_none_or(State::is_settled);
+        let settled = self.states.iter().all(State::is_settled);
         if self.is_empty() || !settled || self.first > 0 {
             return Ok(self
                 .store
@@ -696,9 +717,7 @@ impl Sequence {
             return Ok(None);
         };
         self.store.make_needed(tokens)?;
-        if let Some(state) = &mut self.state {
-            state.prepare()?;
-        }
+        self.states.iter_mut().try_for_each(State::prepare)?;
         Ok(Some(self.runs(&pages)))
     }
 
@@ -709,7 +728,7 @@ impl Sequence {
 
     /// `pages` of the buffers of rows, and all of states.
     fn runs(&self, pages: &[PageRange]) -> Vec<PageRun> {
-        let states = self.state.as_ref().and_then(State::buffer).map(all_pages);
+        let states = self.states.iter().filter_map(State::buffer).map(all_pages);
         let pages = pages.iter().copied().chain(states).enumerate();
         let runs = pages.map(|(buffer, pages)| PageRun { buffer, pages });
         runs.filter(|run| !run.pages.is_empty()).collect()
@@ -724,10 +743,19 @@ impl Sequence {
         }
     }
 
+    fn buffer(&self, index: usize) -> Option<&Buffer> {
+        let rows = self.store.buffer_rows().len();
+        match index.checked_sub(rows) {
+            None => self.store.buffers().get(index).copied(),
+            Some(index) => self.states.get(index).and_then(State::buffer),
+        }
+    }
+
     fn buffer_mut(&mut self, index: usize) -> Option<&mut Buffer> {
-        match self.store.buffer_mut(index) {
-            Some(buffer) => Some(buffer),
-            None => self.state.as_mut().and_then(State::buffer_mut),
+        let rows = self.store.buffer_rows().len();
+        match index.checked_sub(rows) {
+            None => self.store.buffer_mut(index),
+            Some(index) => self.states.get_mut(index).and_then(State::buffer_mut),
         }
     }
 
@@ -743,9 +771,11 @@ impl Sequence {
 
     /// Copies the pages of `run` to `bytes`.
     pub(crate) fn copy_pages(&self, run: PageRun, bytes: &mut [u8]) -> Result<(), KvError> {
-        let buffers = self.buffers();
         let start = run.pages.start.index() * self.pool.page_size().bytes();
-        Ok(buffers[run.buffer].read(start, bytes)?)
+        match self.buffer(run.buffer) {
+            Some(buffer) => Ok(buffer.read(start, bytes)?),
+            None => Ok(()),
+        }
     }
 
     /// [`Self::copy_pages`], with zeros where no accepted token has a row: there may be what another sequence had.
@@ -795,9 +825,7 @@ impl Sequence {
         row: usize,
     ) -> Result<(), KvError> {
         self.store.come_back(groups, moved, row)?;
-        if let Some(state) = &mut self.state {
-            state.come_back();
-        }
+        self.states.iter_mut().for_each(State::come_back);
         Ok(())
     }
 
@@ -832,7 +860,7 @@ impl Sequence {
     /// `len`, unless a sequence of that many tokens would need rows that were released or a state that is
     /// no more.
     fn check_held(&self, len: usize) -> Result<usize, KvError> {
-        if self.state.is_some() && len != self.accepted {
+        if !self.states.is_empty() && len != self.accepted {
             return Err(KvError::StatePassed {
                 held: self.accepted,
                 requested: len,
@@ -852,7 +880,7 @@ impl Sequence {
     /// Nothing can be read or computed any more; what other sequences share is still theirs.
     #[must_use]
     pub fn has_lost_rows(&self) -> bool {
-        self.store.has_lost_rows() || self.state.as_ref().is_some_and(State::is_lost)
+        self.store.has_lost_rows() || self.states.iter().any(State::is_lost)
     }
 
     /// The buffers that are this sequence's alone, for [`Pool::verify`]: of rows none where they lie in
@@ -860,17 +888,16 @@ impl Sequence {
     #[must_use]
     pub fn buffers(&self) -> Vec<&Buffer> {
         let mut buffers = self.store.buffers();
-        buffers.extend(self.state.iter().flat_map(State::buffers));
+        buffers.extend(self.states.iter().flat_map(State::buffers));
         buffers
     }
 
     /// Where this sequence's bytes are.
     #[must_use]
     pub fn report(&self) -> KvReport {
-        let state = self.state.as_ref();
-        let usage = self.store.usage();
-        let usage = usage.plus(state.map(State::usage).unwrap_or_default());
-        let state_bytes = state.map_or(0, State::held_bytes);
+        let states = self.states.iter().map(State::usage);
+        let usage = states.fold(self.store.usage(), Usage::plus);
+        let state_bytes = self.states.iter().map(State::held_bytes).sum();
         let bytes_per_token = self.geometry.bytes_per_token();
         let seen = self.seen();
         let held: usize = self.geometry.row_bytes_where(|keep| {

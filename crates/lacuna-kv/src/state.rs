@@ -1,7 +1,8 @@
 //! The state of one sequence: what layers keep that is not a row for each token but some numbers that
 //! every token changes. It does not depend on the way rows are held.
 //!
-//! All layers' states lie in one buffer, one after the other, each from a 64-byte boundary on:
+//! All layers' states lie in one buffer, one after the other, each from a 64-byte boundary on. Where some layers are the
+//! host's and others a device's, each has a buffer of theirs, in memory of its own.
 //!
 //! ```text
 //! | layer 0 | layer 1 | (layer 3 keeps rows alone) | layer 4 | ... | rest of the last page |
@@ -39,7 +40,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::State as StateView;
-use lacuna_pages::device::{Address, Aliasing};
+use lacuna_pages::device::{Address, Aliasing, Location};
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
     Source, VirtualPage,
@@ -55,10 +56,11 @@ const LEAST_INPUTS: usize = 8;
 
 const THERE: &str = "states that are prepared have memory";
 
-/// The states of all layers of one sequence.
+/// The states of all layers of one sequence that have memory of one kind.
 #[derive(Debug)]
 pub(crate) struct State {
     pool: Pool,
+    location: Location,
     /// The bytes of each layer's state in the buffer.
     places: Arc<[Range<usize>]>,
     bytes: usize,
@@ -104,17 +106,28 @@ struct Inputs {
 }
 
 impl State {
-    /// The states of an empty sequence; `None` where no layer keeps one. Takes no memory.
-    pub(crate) fn new(pool: &Pool, geometry: &Geometry) -> Option<Self> {
-        geometry.has_states().then(|| Self {
+    /// The states of an empty sequence, one of each kind of memory that layers which keep some have. Takes no memory.
+    pub(crate) fn of(pool: &Pool, geometry: &Geometry) -> Vec<Self> {
+        let kinds = Location::ALL.into_iter();
+        kinds
+            .filter_map(|location| Self::new(pool, geometry, location))
+            .collect()
+    }
+
+    /// Those in memory of one kind; `None` where no layer keeps one there.
+    fn new(pool: &Pool, geometry: &Geometry, location: Location) -> Option<Self> {
+        let places = geometry.state_places(location);
+        let bytes = places.last().map_or(0, |place| place.end);
+        (bytes > 0).then(|| Self {
             pool: pool.clone(),
-            places: geometry.state_places(),
-            bytes: geometry.state_bytes(),
+            location,
+            places,
+            bytes,
             buffer: None,
             sealed: false,
             beside: None,
             inputs: None,
-            input_places: geometry.state_input_places(),
+            input_places: geometry.state_input_places(location),
             phase: Phase::Settled,
             lost: false,
             copied_bytes: 0,
@@ -179,9 +192,25 @@ impl State {
         Ok(buffer)
     }
 
-    /// Lends all states to work that is submitted to the pool's device.
+    /// Lends them all to work that is submitted to the pool's device.
     pub(crate) fn lend_all(&mut self) {
         self.phase = Phase::Lent;
+    }
+
+    /// Whether they have memory of that kind.
+    pub(crate) fn is_at(&self, location: Location) -> bool {
+        self.location == location
+    }
+
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Pages of all of them.
+    pub(crate) fn pages(&self) -> usize {
+        let page = to_usize(self.pool.page_size().length());
+        self.bytes.div_ceil(page)
     }
 
     /// Where the device has the state of `layer`, and its bytes; nothing where the layer keeps none, or there is no memory
@@ -229,7 +258,7 @@ impl State {
 
     /// Memory for `bytes` bytes.
     fn zeroed(&mut self, bytes: usize) -> Result<Buffer, KvError> {
-        let buffer = zeroed_buffer(&self.pool, bytes, "states".to_owned())?;
+        let buffer = zeroed_buffer(&self.pool, (self.location, bytes), "states".to_owned())?;
         self.zeroed_bytes += to_usize(buffer.reserved());
         Ok(buffer)
     }
@@ -442,7 +471,7 @@ impl State {
     /// Address space for all states.
     fn reserve(&self) -> Result<Buffer, KvError> {
         let length = ByteLength::new(self.bytes as u64);
-        Ok(self.pool.reserve(length, "states")?)
+        Ok(self.pool.reserve_at(self.location, length, "states")?)
     }
 
     /// Makes all pages immutable until the next step.

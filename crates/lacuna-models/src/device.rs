@@ -1,10 +1,13 @@
 //! The forward pass elsewhere than on the processor: what a device has to do, and what it is given of a model.
 //!
-//! A device runs the same [`Program`](crate::program::Program) over rows of KV that lie in its own memory. Rows of the
+//! A device runs the same [`Program`](crate::program::Program) over rows of KV that lie in its own memory, or, where it has
+//! no room for all layers, the part of it behind a [`Split`], which the processor has begun. Rows of the
 //! embedding table and tables of rotations are made by the processor, bit for bit as in a pass of its own: the table stays
 //! in the file, and angles are taken in 64 bits, which few devices have.
 
 use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, DType, Matrix};
@@ -16,8 +19,8 @@ use crate::error::ForwardError;
 use crate::executor::{self, Segment};
 use crate::model::Model;
 use crate::plan::ArenaPlan;
-use crate::program::{ExpertsId, MatrixId, VectorId};
-use crate::scratch::BatchLimits;
+use crate::program::{ExpertsId, MatrixId, Split, VectorId};
+use crate::scratch::{BatchLimits, OutOfMemory, Scratch};
 
 /// Somewhere that models can be computed, with memory of its own.
 pub trait ComputeDevice: fmt::Debug + Send + Sync {
@@ -30,13 +33,37 @@ pub trait ComputeDevice: fmt::Debug + Send + Sync {
     /// [`ExecutorError`] where it cannot be.
     fn reopened(&self) -> Result<Arc<dyn ComputeDevice>, ExecutorError>;
 
-    /// An empty KV cache in its memory.
+    /// Bytes of its memory that are free for weights, activations and KV rows, if it says so.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether its memory is its own, as a card's is, and no part of what the processor has.
+    fn has_own_memory(&self) -> bool {
+        false
+    }
+
+    /// An empty KV cache in its memory. Rows of the layers that the processor computes ([`Geometry::host_layers`]) are in
+    /// the processor's, under the same limit.
     ///
     /// # Errors
     /// [`ExecutorError`] for a policy or elements that it cannot compute over, and what the device refuses.
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError>;
 
-    /// Brings a model's weights to its memory, with activations as `plan` has them.
+    /// What [`ComputeDevice::executor`] takes of memory, found without taking any.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Split`] where the model cannot be cut behind [`Geometry::host_layers`].
+    fn memory_for(
+        &self,
+        model: &Arc<Model>,
+        geometry: &Geometry,
+        plan: &ArenaPlan,
+    ) -> Result<ExecutorMemory, ExecutorError>;
+
+    /// Brings a model's weights to its memory, with activations as `plan` has them: those of the layers behind
+    /// [`Geometry::host_layers`], and of the output. The processor computes the others in passes of the executor, from
+    /// where their weights are mapped.
     ///
     /// # Errors
     /// [`ExecutorError`], naming what the device cannot do, before anything is brought there, and what it refuses then.
@@ -46,6 +73,43 @@ pub trait ComputeDevice: fmt::Debug + Send + Sync {
         geometry: &Geometry,
         plan: &ArenaPlan,
     ) -> Result<Box<dyn Executor>, ExecutorError>;
+}
+
+/// How many layers a device computes: the last ones, and the output with them. The processor computes those before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceLayers {
+    /// As many as there is memory for, all if there is for these.
+    #[default]
+    Fitting,
+    /// So many, or all where there are fewer.
+    Last(NonZeroUsize),
+}
+
+impl DeviceLayers {
+    /// All of them, however many there are.
+    pub const ALL: Self = Self::Last(NonZeroUsize::MAX);
+}
+
+/// A number of layers that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no number of layers; use auto, all, or how many of the last layers the device computes, 1 at least"
+)]
+pub struct UnknownDeviceLayers(String);
+
+impl FromStr for DeviceLayers {
+    type Err = UnknownDeviceLayers;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDeviceLayers> {
+        match name {
+            "auto" => Ok(Self::Fitting),
+            "all" => Ok(Self::ALL),
+            count => {
+                let count = count.parse().map(Self::Last);
+                count.map_err(|_| UnknownDeviceLayers(name.to_owned()))
+            }
+        }
+    }
 }
 
 /// A model in the memory of a device.
@@ -155,6 +219,31 @@ pub enum ExecutorError {
         /// What it cannot do.
         what: String,
     },
+    /// The device's memory does not hold what is to be there.
+    #[error(
+        "the device `{device}` has {free_bytes} bytes of memory left, and {layers} of the last layers take {needed_bytes} \
+         there with the output, their activations and the first KV rows; run fewer layers on it, with smaller batches, or \
+         a smaller model"
+    )]
+    Memory {
+        /// The device.
+        device: String,
+        /// The layers that it was to compute.
+        layers: usize,
+        /// For weights, activations and the first KV rows.
+        needed_bytes: u64,
+        /// What there is.
+        free_bytes: u64,
+    },
+    /// A layer before which a program cannot be cut.
+    #[error(
+        "the model cannot be cut in front of layer {layer}, of which a device would compute the rest; run all layers on \
+         the device, or on the processor"
+    )]
+    Split {
+        /// The layer.
+        layer: usize,
+    },
     /// Something was asked for that goes with the processor alone.
     #[error(
         "{what} cannot be had on the device `{device}` yet; leave it out, or run the model on the processor"
@@ -206,6 +295,9 @@ pub enum ExecutorError {
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Activations of what the processor computes could not be had.
+    #[error(transparent)]
+    Activations(#[from] OutOfMemory),
     /// KV memory could not be had.
     #[error(transparent)]
     KvMemory(#[from] KvError),
@@ -322,6 +414,26 @@ impl Model {
         let rotation = self.weights().rotation(rope);
         let positions = (positions, self.spec().position_axes());
         rotation.table(cpu, context_tokens, positions, out);
+    }
+
+    /// Computes the steps of a pass before `split` on the processor. What the others take of them is in `scratch` then
+    /// ([`Scratch::rows`]), and rows of these layers are stored in sequences.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn begin(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        scratch: &mut Scratch,
+        split: &Split,
+    ) -> Result<(), ForwardError> {
+        let mut pass = self.pass(cpu, segments, scratch)?;
+        let program = self.program();
+        let computed = pass.run_steps(program, program.steps_before(split));
+        // First, because whatever a lost file's zeros led to is no news.
+        self.files().check()?;
+        computed
     }
 
     /// Whether `segments` can be computed in a pass of at most `limits`.

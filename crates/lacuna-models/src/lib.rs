@@ -29,8 +29,8 @@ pub const NUMERICS_VERSION: u32 = 3;
 
 pub use demo::demo;
 pub use device::{
-    ComputeDevice, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest, MatrixWeights,
-    PassSize,
+    ComputeDevice, DeviceLayers, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest,
+    MatrixWeights, PassSize, UnknownDeviceLayers,
 };
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,

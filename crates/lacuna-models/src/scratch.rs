@@ -168,6 +168,15 @@ impl Scratch {
         self.plan.limits()
     }
 
+    /// The first `elements` of a slot of rows, as the last operation that wrote them left them.
+    ///
+    /// # Panics
+    /// For more than it holds.
+    pub fn rows(&mut self, slot: Slot, elements: usize) -> &[f32] {
+        let [rows] = self.slots([slot]);
+        &bytemuck::cast_slice(rows)[..elements]
+    }
+
     /// `slots` whole. What they hold is what the last operation that wrote them left there.
     ///
     /// # Panics

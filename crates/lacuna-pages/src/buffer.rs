@@ -1,6 +1,6 @@
 //! A buffer: reserved address space and its page table.
 
-use crate::device::{Address, Fence, HostView, SpaceId};
+use crate::device::{Address, Fence, HostView, Location, SpaceId};
 use crate::error::Error;
 use crate::ledger::BufferLedger;
 use crate::pool::{BufferId, Contents, Pool, Wanted};
@@ -16,6 +16,7 @@ pub struct Buffer {
     pub(crate) pool: Pool,
     pub(crate) id: BufferId,
     pub(crate) space: SpaceId,
+    pub(crate) location: Location,
     pub(crate) table: Table,
     pub(crate) memory: Option<HostMemory>,
     pub(crate) readers: Fence,
@@ -25,8 +26,7 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn new(
         pool: Pool,
-        id: BufferId,
-        space: SpaceId,
+        (id, space, location): (BufferId, SpaceId, Location),
         pages: PageCount,
         view: Option<HostView>,
         label: String,
@@ -37,6 +37,7 @@ impl Buffer {
             pool,
             id,
             space,
+            location,
             table,
             memory,
             readers: Fence::DONE,
@@ -60,6 +61,11 @@ impl Buffer {
             space: self.space,
             offset,
         }
+    }
+
+    /// Of which kind its pages are.
+    pub fn location(&self) -> Location {
+        self.location
     }
 
     /// How many bytes are reserved: what was asked for, rounded up to pages.

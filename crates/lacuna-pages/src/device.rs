@@ -4,8 +4,8 @@
 )]
 
 //! What a device must do: reserve address space, hold heaps of memory, and attach one to the
-//! other in batches. Eight methods, and two for files; everything else a device differs in is
-//! data ([`Capabilities`]).
+//! other in batches. Eight methods, two for files and three for memory of two kinds; everything else a device differs
+//! in is data ([`Capabilities`]).
 //!
 //! The pool plans, the device performs: it keeps no books, merges nothing and decides nothing.
 //!
@@ -40,6 +40,27 @@ pub struct HeapId(pub u32);
 /// Names a reservation of a device; a device hands out small numbers and reuses released ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
+
+/// Whose memory a reservation is filled with. Most devices have one kind, their own; a
+/// [`SplitDevice`](crate::SplitDevice) has two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Location {
+    /// The device's own.
+    #[default]
+    Own,
+    /// The host's, beside a device that the host does not see into.
+    Host,
+}
+
+impl Location {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Own, Self::Host];
+
+    /// Its place in [`Location::ALL`].
+    pub(crate) const fn index(self) -> usize {
+        self as usize
+    }
+}
 
 /// A place in reserved address space, in bytes from its base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -401,6 +422,21 @@ pub unsafe trait Device: fmt::Debug + Send {
     /// When the system has no room.
     fn reserve(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError>;
 
+    /// [`Device::reserve`] for memory of one kind, which alone may be mapped there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] where there is no memory of that kind.
+    fn reserve_at(
+        &mut self,
+        location: Location,
+        length: ByteLength,
+    ) -> Result<SpaceId, DeviceError> {
+        match location {
+            Location::Own => self.reserve(length),
+            Location::Host => Err(no_host_memory(self.capabilities())),
+        }
+    }
+
     /// Gives a reservation back, with everything still mapped in it, once `after` is signalled.
     ///
     /// # Errors
@@ -412,6 +448,27 @@ pub unsafe trait Device: fmt::Debug + Send {
     /// # Errors
     /// When the system has no room.
     fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError>;
+
+    /// [`Device::create_heap`] of memory of one kind.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] where there is no memory of that kind.
+    fn create_heap_at(
+        &mut self,
+        location: Location,
+        length: ByteLength,
+    ) -> Result<HeapId, DeviceError> {
+        match location {
+            Location::Own => self.create_heap(length),
+            Location::Host => Err(no_host_memory(self.capabilities())),
+        }
+    }
+
+    /// What commits memory of one kind; of its own [`Capabilities::commitment`].
+    fn commitment_at(&self, location: Location) -> Commitment {
+        let _ = location;
+        self.capabilities().commitment
+    }
 
     /// Makes part of a file a heap, which is committed and is only mapped for reading.
     ///
@@ -456,5 +513,12 @@ pub unsafe trait Device: fmt::Debug + Send {
     /// Whether it is gone: every call ends with [`DeviceError::Lost`]. Memory of the host never is.
     fn is_lost(&self) -> bool {
         false
+    }
+}
+
+fn no_host_memory(capabilities: &Capabilities) -> DeviceError {
+    DeviceError::Invalid {
+        device: capabilities.name,
+        what: "hold memory of the host beside its own",
     }
 }

@@ -111,6 +111,11 @@ pub enum Error {
     /// A buffer or a pin of another pool.
     #[error("the buffer or pin belongs to another pool; pages are shared within one pool only")]
     OtherPool,
+    /// Pages of one kind of memory for a buffer of another.
+    #[error(
+        "the pages are of another kind of memory than the buffer; share them with buffers of their own kind"
+    )]
+    OtherLocation,
     /// The device lacks a capability.
     #[error("the {device} device cannot {what}")]
     Unsupported {

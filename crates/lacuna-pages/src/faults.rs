@@ -11,8 +11,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{
-    BatchCost, BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId,
-    HostView, Operation, Ordering, Patience, SpaceId,
+    BatchCost, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState,
+    FilePart, HeapId, HostView, Location, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::ByteLength;
 
@@ -150,6 +150,28 @@ unsafe impl<D: Device> Device for FaultyDevice<D> {
     fn reserve(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError> {
         self.faults.check()?;
         self.inner.reserve(length)
+    }
+
+    fn reserve_at(
+        &mut self,
+        location: Location,
+        length: ByteLength,
+    ) -> Result<SpaceId, DeviceError> {
+        self.faults.check()?;
+        self.inner.reserve_at(location, length)
+    }
+
+    fn create_heap_at(
+        &mut self,
+        location: Location,
+        length: ByteLength,
+    ) -> Result<HeapId, DeviceError> {
+        self.faults.check()?;
+        self.inner.create_heap_at(location, length)
+    }
+
+    fn commitment_at(&self, location: Location) -> Commitment {
+        self.inner.commitment_at(location)
     }
 
     fn release(&mut self, space: SpaceId, _after: Fence) -> Result<Fence, DeviceError> {

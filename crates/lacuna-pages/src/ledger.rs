@@ -14,6 +14,8 @@ pub struct Ledger {
     pub reserved: ByteLength,
     /// Physical memory obtained from the device.
     pub committed: ByteLength,
+    /// The part of it that is memory of the host beside a device's own ([`SplitDevice`](crate::SplitDevice)).
+    pub host_beside: ByteLength,
     /// Address space with memory behind it; a page mapped twice counts twice.
     pub mapped: ByteLength,
     /// Physical memory mapped more than once; each page counts once.

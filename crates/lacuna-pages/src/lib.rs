@@ -32,6 +32,7 @@
 //! * **M6** A page that lost its last owner is reused only after its readers' fence.
 //! * **M7** `Drop` never panics and never fails: what the device refuses is tried again later, and
 //!   stays owned until then.
+//! * **M8** Every page of a buffer is of the kind of memory that it was reserved for.
 
 mod buffer;
 mod dense;
@@ -48,6 +49,7 @@ mod host;
 mod ledger;
 mod pool;
 mod slices;
+mod split;
 mod system;
 mod table;
 mod units;
@@ -64,6 +66,7 @@ pub use ledger::{BufferLedger, Counts, Ledger};
 pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };
+pub use split::SplitDevice;
 pub use system::{ProcessMemory, SystemMemory, available_memory};
 pub use units::{ByteLength, ByteRange, PageCount, PageRange, PageSize, PhysicalPage, VirtualPage};
 #[cfg(feature = "vulkan")]

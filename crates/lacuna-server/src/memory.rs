@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status, WeightMemory};
+use lacuna_engine::{
+    DeviceStatus, ExpertStatus, GroupState, Phase, SessionStatus, Status, WeightMemory,
+};
 use lacuna_kv::folder::FolderStatus;
 use lacuna_kv::folder::remote::RemoteStatus;
 use lacuna_kv::swap::SwapStatus;
@@ -73,6 +75,7 @@ pub(crate) fn json(model: &str, status: &Status) -> Value {
             "kv_bytes_now": budget.kv_now.get(),
             "dense_bytes": budget.dense.get(),
         })),
+        "device": status.device.as_ref().map(device),
         "weights": with(weights(&budget.weights), json!({"rows": status.row_reads})),
         "pages": {
             "page_bytes": pages.page.get(),
@@ -114,6 +117,19 @@ fn with(mut object: Value, more: Value) -> Value {
     object
 }
 
+/// A device that computes, and its memory.
+fn device(device: &DeviceStatus) -> Value {
+    json!({
+        "name": device.name,
+        "layers": device.layers,
+        "host_layers": device.host_layers,
+        "weight_bytes": device.memory.weight_bytes,
+        "activation_bytes": device.memory.activation_bytes,
+        "staging_bytes": device.memory.staging_bytes,
+        "kv_bytes": device.kv.get(),
+    })
+}
+
 /// Those of a mixture, where weights are read into memory.
 fn experts(status: &ExpertStatus) -> Value {
     let counts = status.counts;
@@ -144,6 +160,7 @@ fn ledger(ledger: &Ledger) -> Value {
     json!({
         "reserved_bytes": ledger.reserved.get(),
         "committed_bytes": ledger.committed.get(),
+        "host_beside_bytes": ledger.host_beside.get(),
         "mapped_bytes": ledger.mapped.get(),
         "shared_bytes": ledger.shared.get(),
         "unique_bytes": ledger.unique.get(),

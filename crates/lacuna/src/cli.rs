@@ -620,6 +620,9 @@ pub(crate) struct PlanArgs {
     pub(crate) sequences: NonZeroUsize,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+    /// What computes, as for `run`: what it has of a model's file is said apart
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,

@@ -50,12 +50,12 @@
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Accounting, Constraint, ConstraintError, Continuation, Difference, DraftCounts, DraftError,
-    DraftModel, Drafts, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, Event, Excess,
-    ExpertStatus, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss, Pair, Penalties,
-    PrefixCacheConfig, Refusal, Request, Reranker, Sampling, SamplingError, Service, ServiceConfig,
-    ServiceSession, Session, Speculation, Status, Stream, TextEncoder, TokenLogprobs,
-    UnknownSpeculation, Usage, WrongDimensions, shortened,
+    Accounting, Constraint, ConstraintError, Continuation, DeviceStatus, Difference, DraftCounts,
+    DraftError, DraftModel, Drafts, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError,
+    Event, Excess, ExpertStatus, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss,
+    Pair, Penalties, PlannedDevice, PrefixCacheConfig, Refusal, Request, Reranker, Sampling,
+    SamplingError, Service, ServiceConfig, ServiceSession, Session, Speculation, Status, Stream,
+    TextEncoder, TokenLogprobs, UnknownSpeculation, Usage, WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};

@@ -55,8 +55,32 @@ fn without_a_driver_it_says_so() {
 
 #[test]
 fn commands_that_cannot_have_it_do_not_take_it() {
-    let told = refusal(&["plan", "demo", "--device", "vulkan"]);
+    let told = refusal(&["embed", "demo", "--device", "vulkan"]);
     assert!(told.contains("--device"), "{told}");
+}
+
+#[test]
+fn what_is_no_device_and_no_number_of_layers_is_refused() {
+    for (more, what) in [
+        (
+            &["--device", "vulkan:x"][..],
+            "there is no device `vulkan:x`",
+        ),
+        (&["--device", "cuda"], "use cpu, vulkan, or vulkan:N"),
+        (&["--gpu-layers", "2"], "name one with --device"),
+        (&["--device", "vulkan", "--gpu-layers", "0"], "1 at least"),
+        (
+            &["--device", "vulkan", "--gpu-layers", "-3"],
+            "`-3` is no number of layers",
+        ),
+        (
+            &["--device", "vulkan", "--gpu-layers", "most"],
+            "use auto, all, or how many",
+        ),
+    ] {
+        let told = refusal(&run(more));
+        assert!(told.contains(what), "{more:?}: {told}");
+    }
 }
 
 #[test]
@@ -269,15 +293,82 @@ fn the_budget_holds_what_the_device_has_too() {
     assert_eq!(fits["tokens"].as_array().map(Vec::len), Some(64));
 }
 
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_plan_says_what_the_device_will_have() {
+    let context = [
+        "--ctx",
+        "256",
+        "--device",
+        "vulkan",
+        "--gpu-layers",
+        "3",
+        "--json",
+    ];
+    let planned = json(&[&["plan", "demo", "--batch", "512"][..], &context].concat());
+    let prompt = ["run", "demo", "-p", "What is ownership?", "-n", "2"];
+    let found = json(&[&prompt[..], &context].concat())["memory"].clone();
+    for what in [
+        "layers",
+        "host_layers",
+        "weight_bytes",
+        "activation_bytes",
+        "staging_bytes",
+    ] {
+        assert_eq!(planned["device"][what], found["device"][what], "{what}");
+    }
+    let full = &planned["full"];
+    assert_eq!(full["device_bytes"], found["budget"]["device_bytes"]);
+    let kv = [&planned["device"]["kv_bytes"], &full["kv_bytes"]].map(Value::as_u64);
+    assert!(Some(0) < kv[0] && kv[0] < kv[1], "{kv:?}");
+    let told = refusal(&["plan", "qwen3-0.6b", "--device", "vulkan"]);
+    assert!(told.contains("a model's own file"), "{told}");
+}
+
+/// Its first two layers on the processor, its last two on the device.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_split_writes_what_the_processor_writes_and_says_where_its_layers_are() {
+    let split = run(&["--device", "vulkan:0", "--gpu-layers", "2"]);
+    let said = json(&split);
+    assert_eq!(said["tokens"], json(&run(&[]))["tokens"]);
+    let whole = json(&run(&["--device", "vulkan", "--gpu-layers", "99"]));
+    let [some, all] = [said, whole].map(|said| said["memory"]["device"].clone());
+    assert_eq!(
+        (&some["layers"], &some["host_layers"]),
+        (&2.into(), &2.into())
+    );
+    assert_eq!(
+        (&all["layers"], &all["host_layers"]),
+        (&4.into(), &0.into())
+    );
+    let weights = [some, all].map(|memory| memory["weight_bytes"].as_u64().unwrap_or_default());
+    assert!(0 < weights[0] && weights[0] < weights[1], "{weights:?}");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    let session = [&split[..], &["--session", "notes", "--sessions", path]].concat();
+    let turns = [(); 2].map(|()| json(&session)["reused_tokens"].as_u64().unwrap_or_default());
+    assert!(turns[0] == 0 && turns[1] > 0, "{turns:?}");
+
+    let told = refusal(&run(&["--device", "vulkan:9"]));
+    assert!(told.contains("no Vulkan device 9; there are 0 "), "{told}");
+}
+
 /// What a server answers to a prompt: so few tokens that none of them is a matter of an activation which the device and the
 /// processor round to two bytes beside each other.
 fn complete(server: &Served, prompt: &str) -> Value {
-    let address = server.url.strip_prefix("http://").expect("plain");
     let body = format!(r#"{{"model":"demo","prompt":"{prompt}","temperature":0,"max_tokens":24}}"#);
+    exchange(server, "POST /v1/completions HTTP/1.1", &body)
+}
+
+/// What a server answers to one request.
+fn exchange(server: &Served, request: &str, body: &str) -> Value {
+    let address = server.url.strip_prefix("http://").expect("plain");
     let mut stream = TcpStream::connect(address).expect("it listens");
     write!(
         stream,
-        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        "{request}\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )
     .expect("it reads");
@@ -301,9 +392,29 @@ fn a_server_answers_as_on_the_processor_and_shares_what_begins_the_same() {
         let replies = threads.into_iter().map(|thread| thread.join());
         replies.collect::<Result<Vec<_>, _>>().expect("no panic")
     });
-    let processor = complete(&Served::start("demo", &[]), prompt);
+    let processor = Served::start("demo", &[]);
     let text = |reply: &Value| reply["choices"][0]["text"].clone();
-    assert_eq!(text(&first), text(&processor));
+    assert_eq!(text(&first), text(&complete(&processor, prompt)));
+    let split = Served::start("demo", &["--device", "vulkan", "--gpu-layers", "1"]);
+    // Longer than a page of each layer.
+    let prompt = [prompt; 8].join(" ");
+    let wanted = complete(&processor, &prompt);
+    for cached in [false, true] {
+        let reply = complete(&split, &prompt);
+        assert_eq!(text(&reply), text(&wanted), "split");
+        let tokens = &reply["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert_eq!(tokens.as_u64() > Some(0), cached, "{reply}");
+    }
+    let memory = exchange(&split, "GET /memory HTTP/1.1", "");
+    let (on_device, ledger) = (&memory["device"], &memory["ledger"]);
+    assert_eq!(
+        (&on_device["layers"], &on_device["host_layers"]),
+        (&1.into(), &3.into())
+    );
+    let bytes = |value: &Value| value.as_u64().unwrap_or_default();
+    let pages = [&on_device["kv_bytes"], &ledger["host_beside_bytes"]].map(bytes);
+    assert!(pages[0] > 0 && pages[1] > 0, "{memory}");
+    assert_eq!(pages.iter().sum::<u64>(), bytes(&ledger["committed_bytes"]));
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     for reply in again {
         assert_eq!(text(&reply), text(&first));

@@ -603,7 +603,10 @@ impl Stores {
         let swap = swap.map(|swap| Swap::open(swap, cache)).transpose()?;
         let aside = match (&folder, &config.swap, &swap) {
             // A folder has what would be evicted already.
-            (None, Some(file), Some(swap)) if config.prefix_cache.enabled => {
+            // Rows in memory of two kinds cannot be kept in files without their sequence.
+            (None, Some(file), Some(swap))
+                if config.prefix_cache.enabled && cache.geometry().host_layers() == 0 =>
+            {
                 let (folder, room) = (file.folder.clone(), swap.room());
                 Some(CacheFolder::open_unnamed(folder, room, cache, None)?)
             }

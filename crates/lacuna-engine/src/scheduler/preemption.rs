@@ -101,7 +101,8 @@ impl Scheduler {
         let excess = excess.min(self.engine.weights_to_spare());
         self.arbiter().spare(excess);
         self.budget.budget_bytes = Some(bytes);
-        self.budget.parts.kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
+        let kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
+        self.budget = self.budget.with_kv(kv_bytes);
         self.kv_most.store(self.kv_share(), Ordering::Relaxed);
         self.tended = None;
         self.tend(self.system.now());

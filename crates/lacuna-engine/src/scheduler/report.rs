@@ -16,6 +16,7 @@ impl Scheduler {
         let mut status = Status {
             ledger: self.engine.kv_cache().ledger(),
             budget: self.budget_status(),
+            device: self.engine.device(),
             pages: self.page_sizes(),
             sessions: running
                 .flat_map(|running| {

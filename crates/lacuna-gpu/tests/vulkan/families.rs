@@ -95,8 +95,7 @@ fn every_fixture_is_as_on_the_processor_or_is_refused_by_name() {
 }
 
 /// What a model gives token after token, in chunks, and beside another sequence, is what it gives in one pass.
-fn is_the_same(device: &Vulkan, path: &str) -> Result<String, String> {
-    let mut model = open(device, path).map_err(|error| error.to_string())?;
+fn is_the_same(mut model: OnDevice) -> Result<String, String> {
     let tokens = some_tokens(150, model.vocabulary());
     let whole = model.logits(&tokens);
     if let Some(at) = whole.iter().position(|logit| !logit.is_finite()) {
@@ -155,7 +154,62 @@ fn every_fixture_that_runs_gives_the_same_bits_however_it_is_cut_or_batched() {
     let running = families.iter().filter(|family| refused(family).is_none());
     check(running.filter_map(|family| {
         let path = files(family).last()?;
-        let result = is_the_same(&device, &path);
+        let model = open(&device, &path).map_err(|error| error.to_string());
+        Some((path, model.and_then(is_the_same)))
+    }));
+}
+
+/// Fixtures whose later layers read the rows of earlier ones, and where they can be cut.
+const CUTS: [(&str, usize); 2] = [("gemma3n", 2), ("gemma4", 2)];
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn every_fixture_is_as_on_the_processor_with_its_first_half_there() {
+    let device = Vulkan::open().expect("a device");
+    let families = families();
+    check(families.iter().filter_map(|family| {
+        let path = files(family).last()?;
+        let mut processor = OnProcessor::open(&path, ElementType::F32);
+        let known = CUTS.iter().find(|(name, _)| name == family);
+        let half = processor.model.spec().layers.len() / 2;
+        let host_layers = known.map_or(half, |(_, layers)| *layers);
+        let elements = KvElements::both(ElementType::F32);
+        let policy = KvPolicy::default();
+        let opened = OnDevice::behind(&device, (&path, host_layers), elements, policy);
+        let result = opened.map_err(|error| error.to_string()).and_then(|model| {
+            let mut model = model;
+            let tokens = expected(&format!("families/{family}")).tokens;
+            let (found, wanted) = (model.logits(&tokens), processor.logits(&tokens));
+            let apart = relative_l2(&found, &wanted);
+            match apart <= bound(&model.model) {
+                true => Ok(format!("{apart:.2e} behind {host_layers} layers")),
+                false => Err(format!(
+                    "{apart:.2e} from the processor behind {host_layers} layers"
+                )),
+            }
+        });
         Some((path, result))
+    }));
+}
+
+/// Windows, states of both kinds, latent rows, and rows of other layers.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_split_gives_the_same_bits_however_it_is_cut_or_batched() {
+    let device = Vulkan::open().expect("a device");
+    let cut = [
+        ("gemma2", 2),
+        ("qwen3.5", 2),
+        ("mamba2", 1),
+        ("deepseek-v3", 1),
+        ("gemma3n", 2),
+    ];
+    check(cut.into_iter().filter_map(|(family, host_layers)| {
+        let path = files(family).last()?;
+        let elements = KvElements::both(ElementType::F32);
+        let policy = KvPolicy::default();
+        let model = OnDevice::behind(&device, (&path, host_layers), elements, policy);
+        let model = model.map_err(|error| error.to_string());
+        Some((path, model.and_then(is_the_same)))
     }));
 }

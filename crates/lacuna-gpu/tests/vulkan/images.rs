@@ -1,6 +1,8 @@
 //! Rows of images in the place of tokens, which see all of their image.
 
+use lacuna_gpu::Vulkan;
 use lacuna_kernels::ElementType;
+use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::Shown;
 use lacuna_models::spec::Grid;
 
@@ -45,4 +47,14 @@ fn tokens_of_images_see_all_of_theirs_as_on_the_processor() {
         pieces.extend(device.extend_shown(&mut sequence, &tokens[part], &images));
     }
     assert!(pieces == found, "in pieces");
+
+    // And where the processor places them, and the device goes on.
+    let card = Vulkan::open().expect("a device");
+    let elements = KvElements::both(ElementType::F32);
+    let split = OnDevice::behind(&card, (GEMMA, 6), elements, KvPolicy::default());
+    let mut split = split.expect("the device runs its part");
+    let mut sequence = split.sequence();
+    let found = split.extend_shown(&mut sequence, &tokens, &images);
+    let apart = relative_l2(&found, &wanted);
+    assert!(apart <= BOUND, "split: {apart:e}");
 }

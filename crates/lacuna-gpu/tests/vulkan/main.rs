@@ -8,4 +8,5 @@ mod made;
 mod memory;
 mod processor;
 mod refusals;
+mod split;
 mod support;

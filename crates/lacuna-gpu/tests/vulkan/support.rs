@@ -135,8 +135,19 @@ impl OnDevice {
         elements: KvElements,
         policy: KvPolicy,
     ) -> Result<Self, ExecutorError> {
+        Self::behind(device, (path, 0), elements, policy)
+    }
+
+    /// The same, whose first layers are the processor's.
+    pub(crate) fn behind(
+        device: &dyn ComputeDevice,
+        (path, host_layers): (&str, usize),
+        elements: KvElements,
+        policy: KvPolicy,
+    ) -> Result<Self, ExecutorError> {
         let model = load(path);
         let geometry = model.spec().kv_geometry(elements).expect("whole blocks");
+        let geometry = geometry.with_host_layers(host_layers)?;
         let cache = device.kv_cache(geometry.clone(), policy)?;
         let plan = plan(&model, BATCH);
         let executor = device.executor(Arc::clone(&model), &geometry, &plan)?;
@@ -146,6 +157,10 @@ impl OnDevice {
             cache,
             cpu: CpuHolder(cpu()),
         })
+    }
+
+    pub(crate) fn plan(&self) -> ArenaPlan {
+        plan(&self.model, BATCH)
     }
 
     pub(crate) fn vocabulary(&self) -> usize {

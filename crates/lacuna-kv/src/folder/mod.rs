@@ -101,6 +101,15 @@ pub enum FolderError {
         /// How memory is held.
         policy: String,
     },
+    /// Rows are in memory of two kinds, of which no file has pages yet.
+    #[error(
+        "KV rows of the first {host_layers} layers are in the processor's memory and the others in a device's, which \
+         cannot be kept in a folder yet; run all layers in one place, or leave the folder out"
+    )]
+    Split {
+        /// Layers of the processor's.
+        host_layers: usize,
+    },
 }
 
 /// A cache folder at one moment.
@@ -488,6 +497,9 @@ impl Shared {
             let policy = policy.to_string();
             return Err(FolderError::Policy { policy });
         }
+        if let host_layers @ 1.. = cache.geometry().host_layers() {
+            return Err(FolderError::Split { host_layers });
+        }
         let grain = Arc::new(cache.grain());
         let shape = Shape::new(cache.arrangement(), cache.page_bytes(), grain);
         let fingerprint = fingerprint.and([
@@ -712,7 +724,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use lacuna_pages::{DenseDevice, HostDevice};
+    use lacuna_pages::{DenseDevice, HostDevice, SplitDevice};
 
     use super::faults::Trouble;
     use super::*;
@@ -933,6 +945,18 @@ mod tests {
         assert!(opens(KvCache::on_device(host(), geometry.clone(), sparse)));
         assert!(!opens(KvCache::on_device(host(), geometry.clone(), dense)));
         let alone = DenseDevice::new();
-        assert!(!opens(KvCache::on_device(alone, geometry, sparse)));
+        assert!(!opens(KvCache::on_device(alone, geometry.clone(), sparse)));
+        let geometry = geometry.with_host_layers(1).expect("rows of its own");
+        let split = SplitDevice::new(host()).expect("pages of one size");
+        let split = KvCache::on_device(split, geometry, sparse).expect("two kinds of memory");
+        let refused = CacheFolder::open(
+            trial::config(root.path(), 1 << 20),
+            &split,
+            trial::fingerprint(),
+        );
+        assert!(matches!(
+            refused,
+            Err(FolderError::Split { host_layers: 1 })
+        ));
     }
 }

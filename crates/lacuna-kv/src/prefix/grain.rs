@@ -63,10 +63,7 @@ impl Grain {
                 .unwrap_or(Self::TOKENS_WITHOUT_ROWS),
             kept,
             windows,
-            state_bytes: arrangement
-                .geometry()
-                .state_bytes()
-                .next_multiple_of(page_bytes),
+            state_bytes: arrangement.geometry().state_bytes_in_pages(page_bytes),
         }
     }
 

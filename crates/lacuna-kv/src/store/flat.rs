@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use lacuna_kernels::{Run, Runs, View};
-use lacuna_pages::device::{Aliasing, BatchCost, Commitment};
+use lacuna_pages::device::{Aliasing, BatchCost, Commitment, Location};
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PageRange, Pages, Pool, Request, Share, Source,
     VirtualPage,
@@ -79,14 +79,14 @@ struct Extent {
 impl Extent {
     fn new(
         pool: &Pool,
-        held: &BufferRows,
+        (held, location): (&BufferRows, Location),
         capacity: usize,
         commit: Commit,
     ) -> Result<Self, KvError> {
         let (bytes, label) = (held.bytes(capacity), held.label());
         let buffer = match commit {
-            Commit::OnDemand => pool.reserve(ByteLength::new(bytes as u64), label)?,
-            Commit::AtStart => zeroed_buffer(pool, bytes, label)?,
+            Commit::OnDemand => pool.reserve_at(location, ByteLength::new(bytes as u64), label)?,
+            Commit::AtStart => zeroed_buffer(pool, (location, bytes), label)?,
         };
         Ok(Self {
             tiles: held.tiles,
@@ -131,7 +131,10 @@ impl FlatStore {
             Commitment::PerPage | Commitment::PerHeap => commit,
         };
         let buffers = arrangement.buffers().iter();
-        let extents = buffers.map(|held| Extent::new(pool, held, capacity.max(1), commit));
+        let extents = buffers.map(|held| {
+            let location = arrangement.geometry().location(held.layer);
+            Extent::new(pool, (held, location), capacity.max(1), commit)
+        });
         let mut store = Self {
             pool: pool.clone(),
             arrangement: arrangement.clone(),

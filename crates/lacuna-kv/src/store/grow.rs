@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use lacuna_kernels::View;
+use lacuna_pages::device::Location;
 use lacuna_pages::{Buffer, Pool};
 
 use super::rows::{Rows, zeroed_buffer};
@@ -80,7 +81,7 @@ impl GrowStore {
     /// A longer buffer for `piece`, counted beside everything held and `besides`.
     fn longer(&mut self, piece: usize, cells: usize, besides: usize) -> Result<Buffer, KvError> {
         let held = &self.pieces[piece].held;
-        let buffer = zeroed_buffer(&self.pool, held.bytes(cells), held.label())?;
+        let buffer = zeroed_buffer(&self.pool, (Location::Own, held.bytes(cells)), held.label())?;
         let new = committed(&buffer);
         let held: usize = self.pieces.iter().map(Piece::committed).sum();
         let usage = &mut self.usage;
@@ -114,7 +115,11 @@ impl GrowStore {
             .max();
         let mut staging = match largest.unwrap_or(0) {
             0 => None,
-            bytes => Some(zeroed_buffer(&self.pool, bytes, "staging".to_owned())?),
+            bytes => Some(zeroed_buffer(
+                &self.pool,
+                (Location::Own, bytes),
+                "staging".to_owned(),
+            )?),
         };
         let mut besides = staging.as_ref().map_or(0, committed);
         let mut longer = Vec::with_capacity(self.pieces.len());

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lacuna_kernels::{RowLayout, Run, RunMut, Runs, View};
+use lacuna_pages::device::Location;
 use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use super::rows::{layer_and_side, stream, zeroed_buffer};
@@ -127,7 +128,7 @@ impl Blocks {
             return Ok(memory);
         }
         let label = format!("block {}", block.index());
-        let buffer = zeroed_buffer(&self.pool, self.block_bytes, label)?;
+        let buffer = zeroed_buffer(&self.pool, (Location::Own, self.block_bytes), label)?;
         usage.zeroed_bytes += self.block_bytes;
         Ok(Arc::new(buffer))
     }

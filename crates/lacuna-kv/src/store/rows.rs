@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lacuna_kernels::{RowLayout, Run, RunMut, View};
-use lacuna_pages::device::Commitment;
+use lacuna_pages::device::{Commitment, Location};
 use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use crate::cache::to_usize;
@@ -12,10 +12,14 @@ use crate::geometry::{Layer, Side};
 use crate::layout::{Arrangement, Place, Tiles};
 use crate::store::{DeviceRows, WriteRun};
 
-/// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
+/// A buffer of at least `bytes` with memory of one kind behind all of it, which reads as zeros: what an
 /// allocator would give.
-pub(crate) fn zeroed_buffer(pool: &Pool, bytes: usize, label: String) -> Result<Buffer, KvError> {
-    let mut buffer = pool.reserve(ByteLength::new(bytes as u64), label)?;
+pub(crate) fn zeroed_buffer(
+    pool: &Pool,
+    (location, bytes): (Location, usize),
+    label: String,
+) -> Result<Buffer, KvError> {
+    let mut buffer = pool.reserve_at(location, ByteLength::new(bytes as u64), label)?;
     if pool.capabilities().commitment != Commitment::WithReservation {
         let all = 0..to_usize(buffer.reserved());
         buffer.ensure_mapped(all.clone())?;

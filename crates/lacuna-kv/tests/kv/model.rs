@@ -6,7 +6,7 @@ use lacuna_pages::{ByteLength, Ledger, Pool};
 use proptest::prelude::*;
 
 use crate::support::{
-    GEOMETRY, POLICIES, STATES, WINDOWED, assert_states, assert_tags, cpu, pool, store,
+    GEOMETRY, POLICIES, SPLIT, STATES, WINDOWED, assert_states, assert_tags, cpu, pool_of, store,
 };
 
 /// Past the first step of the policies that copy to grow.
@@ -254,7 +254,7 @@ fn play(
     operations: &[(usize, Operation)],
     limit: Option<usize>,
 ) -> Result<(), TestCaseError> {
-    let pool = pool(policy.parse().expect("a policy"), limit);
+    let pool = pool_of(geometry, policy.parse().expect("a policy"), limit);
     let mut world = World::new(pool.clone(), geometry, policy);
     for (index, operation) in operations {
         world.apply(*index, operation);
@@ -299,6 +299,16 @@ proptest! {
     ) {
         for policy in POLICIES {
             play(&STATES, policy, &operations, limit)?;
+        }
+    }
+
+    #[test]
+    fn memory_of_two_kinds_keeps_the_rows_and_states_of_every_sequence(
+        operations in prop::collection::vec(operation(), 1..40),
+        limit in prop_oneof![Just(None), (300..6000usize).prop_map(|kib| Some(kib << 10))],
+    ) {
+        for policy in ["sparse", "sparse:head-major", "sparse:interleaved=2"] {
+            play(&SPLIT, policy, &operations, limit)?;
         }
     }
 }

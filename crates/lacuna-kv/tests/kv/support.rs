@@ -8,7 +8,7 @@ use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
     ValueRows,
 };
-use lacuna_pages::{ByteLength, DenseDevice, HostDevice, PageSize, Pool, PoolConfig};
+use lacuna_pages::{ByteLength, DenseDevice, HostDevice, PageSize, Pool, PoolConfig, SplitDevice};
 
 /// Rows of 96 bytes: a 4 KiB page holds 42 and two thirds.
 pub(crate) static GEOMETRY: LazyLock<Geometry> = LazyLock::new(|| {
@@ -81,6 +81,17 @@ pub(crate) static STATES: LazyLock<Geometry> = LazyLock::new(|| {
     states.with_state_inputs(inputs).expect("a model")
 });
 
+/// Layers of every kind with memory of the host's and of a device's, and states of both.
+pub(crate) static SPLIT: LazyLock<Geometry> = LazyLock::new(|| {
+    let mut states = vec![0; WINDOWED.layers().len()];
+    (states[1], states[3], states[9]) = (5, 3000, 1100);
+    let states = WINDOWED.clone().with_states(states).expect("a model");
+    let inputs = vec![0, 1, 0, 3, 0, 0, 0, 0, 0, 9];
+    let states = states.with_state_inputs(inputs).expect("a model");
+    // No layer from there on reads the rows of one before.
+    states.with_host_layers(8).expect("a model")
+});
+
 /// Every way to hold memory.
 pub(crate) const POLICIES: [&str; 11] = [
     "sparse",
@@ -117,18 +128,32 @@ pub(crate) fn cache(policy: &str) -> KvCache {
     KvCache::new(GEOMETRY.clone(), policy).expect("the system has pages")
 }
 
-/// A pool of 4 KiB pages on the device that `policy` wants, of at most `limit` bytes.
-pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
-    let config = PoolConfig {
+fn config(limit: Option<usize>) -> PoolConfig {
+    PoolConfig {
         page_size: PageSize::new(PAGE as u64).expect("a page size"),
         limit: limit.map(|limit| ByteLength::new(limit as u64)),
         ..PoolConfig::default()
-    };
+    }
+}
+
+/// A pool of 4 KiB pages on the device that `policy` wants, of at most `limit` bytes.
+pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
+    let config = config(limit);
     let pool = match policy {
         KvPolicy::Sparse(_) => Pool::new(HostDevice::new().expect("a host device"), config),
         _ => Pool::new(DenseDevice::new(), config),
     };
     pool.expect("a pool")
+}
+
+/// The same for rows of `geometry`, with memory of two kinds where these are to have it.
+pub(crate) fn pool_of(geometry: &Geometry, policy: KvPolicy, limit: Option<usize>) -> Pool {
+    if geometry.host_layers() == 0 {
+        return pool(policy, limit);
+    }
+    let own = HostDevice::new().expect("a host device");
+    let device = SplitDevice::new(own).expect("pages of one size");
+    Pool::new(device, config(limit)).expect("a pool")
 }
 
 /// What element `element` of a row of the token named `tag` holds.

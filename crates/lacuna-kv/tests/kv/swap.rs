@@ -11,7 +11,8 @@ use lacuna_pages::{ByteLength, Pool};
 use proptest::prelude::*;
 
 use crate::support::{
-    GEOMETRY, PAGE, STATES, WINDOWED, append, assert_states, assert_tags, cpu, pool, store,
+    GEOMETRY, PAGE, SPLIT, STATES, WINDOWED, append, assert_states, assert_tags, cpu, pool,
+    pool_of, store,
 };
 
 const LAYOUTS: [&str; 3] = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
@@ -73,7 +74,7 @@ impl Bench {
     /// A file of `pages` pages, in pieces of three.
     fn new(policy: &str, geometry: &Geometry, pages: u64) -> Self {
         let policy = policy.parse().expect("a policy");
-        let pool = pool(policy, None);
+        let pool = pool_of(geometry, policy, None);
         let cache = KvCache::over(pool.clone(), geometry.clone(), policy).expect("a cache");
         let disk = Disk::default();
         let page = PAGE as u64;
@@ -136,10 +137,10 @@ proptest! {
 
     #[test]
     fn what_came_back_is_what_left(
-        (layout, kind) in (0usize..3, 0usize..3),
+        (layout, kind) in (0usize..3, 0usize..4),
         turns in prop::collection::vec((1usize..150, 0usize..40, any::<bool>(), any::<bool>()), 1..5),
     ) {
-        let geometry: &Geometry = [&GEOMETRY, &WINDOWED, &STATES][kind];
+        let geometry: &Geometry = [&GEOMETRY, &WINDOWED, &STATES, &SPLIT][kind];
         let bench = Bench::new(LAYOUTS[layout], geometry, 2000);
         let mut sequence = bench.sequence(1);
         let mut tags = vec![0];

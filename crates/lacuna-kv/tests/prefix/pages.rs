@@ -8,6 +8,7 @@ use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, Layer, LayerCache, RowSpec, Sequence, Side, ValueRows,
 };
+use lacuna_pages::{HostDevice, SplitDevice};
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
 pub(crate) fn even() -> Geometry {
@@ -66,7 +67,15 @@ impl Bench {
             threads: NonZeroUsize::MIN,
             ..CpuConfig::default()
         };
-        let kv = KvCache::new(geometry.clone(), policy.parse().expect("a policy"));
+        let policy = policy.parse().expect("a policy");
+        let kv = match geometry.host_layers() {
+            0 => KvCache::new(geometry.clone(), policy),
+            _ => {
+                let own = HostDevice::new().expect("the system has pages");
+                let device = SplitDevice::new(own).expect("pages of one size");
+                KvCache::on_device(device, geometry.clone(), policy)
+            }
+        };
         let kv = kv.expect("the system has pages");
         Self {
             cpu: Cpu::new(cpu).expect("this machine's own level"),

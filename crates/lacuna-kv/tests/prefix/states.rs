@@ -61,6 +61,17 @@ pub(crate) fn benches() -> impl Iterator<Item = Bench> {
     geometries().into_iter().map(bench)
 }
 
+/// Those, and rows and states in memory of two kinds, which no folder takes.
+fn every_bench() -> impl Iterator<Item = Bench> {
+    let layers = vec![
+        rows(1, 64, Keep::All),
+        LayerCache::None,
+        rows(2, 12, Keep::All),
+    ];
+    let split = geometry(layers, vec![1500, 40, 6000]).with_host_layers(2);
+    benches().chain([bench(split.expect("rows of their own"))])
+}
+
 /// A prompt of messages of these lengths, each ended, and the words with which an answer begins.
 fn messages(lengths: &[usize]) -> Vec<u32> {
     let message = |(seed, &length): (usize, &usize)| {
@@ -75,7 +86,7 @@ fn messages(lengths: &[usize]) -> Vec<u32> {
 
 #[test]
 fn the_next_turn_goes_on_close_to_the_end_of_the_last() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let group = bench.cache.grain().group_tokens().get();
         let mut turn = bench.start(&tokens(0, 500));
         bench.compute(&mut turn, 64);
@@ -97,7 +108,7 @@ fn the_next_turn_goes_on_close_to_the_end_of_the_last() {
 
 #[test]
 fn the_first_message_and_the_last_end_in_resume_points() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let group = bench.cache.grain().group_tokens().get();
         // Longer than a group, as ends within one are one.
         let lengths = [5 * group + 3, 3 * group + 5, 2 * group + 1, 4 * group];
@@ -121,7 +132,7 @@ fn the_first_message_and_the_last_end_in_resume_points() {
 /// A message that ends just with a group has a resume point there and not a group before.
 #[test]
 fn a_message_may_end_with_a_group() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let group = bench.cache.grain().group_tokens().get();
         let prompt = messages(&[5 * group, 4 * group]);
         let mut held = bench.start(&prompt);
@@ -134,7 +145,7 @@ fn a_message_may_end_with_a_group() {
 /// Only what is generated is followed by a resume point.
 #[test]
 fn in_the_middle_of_a_prompt_there_are_resume_points_where_they_are_due_and_nowhere_else() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let every = bench.cache.grain().resume_every().get();
         let prompt = tokens(0, 1100);
         let mut held = bench.start(&prompt);
@@ -174,7 +185,7 @@ fn a_beginning_that_is_gone_on_from_outlives_an_end_that_is_not() {
 /// While a sequence generates one resume point follows it, and one only.
 #[test]
 fn a_sequence_that_generates_holds_one_more_state() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let group = bench.cache.grain().group_tokens().get();
         let mut held = bench.start(&tokens(0, 3 * group + 5));
         bench.compute(&mut held, 64);
@@ -197,7 +208,7 @@ fn a_sequence_that_generates_holds_one_more_state() {
 /// Checkpoints go first, by themselves; rows with the last that led to them, and none stay behind.
 #[test]
 fn what_is_evicted_are_resume_points_and_the_rows_that_only_they_led_to() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let grain = bench.cache.grain().clone();
         let mut held = bench.start(&tokens(0, 1100));
         bench.compute(&mut held, 100);
@@ -230,7 +241,7 @@ fn what_is_evicted_are_resume_points_and_the_rows_that_only_they_led_to() {
 /// Rows behind the last resume point end with their sequence.
 #[test]
 fn a_sequence_leaves_nothing_that_nothing_starts_from() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let group = bench.cache.grain().group_tokens().get();
         let mut held = bench.start(&tokens(0, 20 * group));
         held.tokens.truncate(6 * group);
@@ -248,7 +259,7 @@ fn a_sequence_leaves_nothing_that_nothing_starts_from() {
 /// A resume point costs its bytes once, however many start from it.
 #[test]
 fn sequences_share_a_state_until_they_go_on() {
-    for mut bench in benches() {
+    for mut bench in every_bench() {
         let grain = bench.cache.grain().clone();
         let first = bench.run(&tokens(0, 600));
         bench.leave(first);

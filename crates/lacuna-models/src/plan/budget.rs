@@ -46,6 +46,8 @@ pub struct Parts {
     pub draft_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
+    /// What a device that computes has of a model beside KV pages: weights, activations, and what is copied through.
+    pub device_bytes: u64,
     /// Requests, from their first byte to their end, apart from their KV rows.
     pub request_bytes: u64,
     /// KV pages, those of the prefix cache and idle ones included.
@@ -73,6 +75,7 @@ impl Parts {
             read_weight_bytes: weights.loaded.as_ref().map_or(0, Residency::memory_bytes),
             draft_bytes: 0,
             activation_bytes: arena.bytes() as u64,
+            device_bytes: 0,
             request_bytes,
             kv_bytes: 0,
         }
@@ -90,6 +93,7 @@ impl Parts {
             + self.read_weight_bytes
             + self.draft_bytes
             + self.activation_bytes
+            + self.device_bytes
             + self.request_bytes
     }
 
@@ -138,11 +142,24 @@ impl DraftMemory {
 pub struct Budget {
     /// Bytes that the process may commit; `None` when nothing is known that would limit it.
     pub budget_bytes: Option<u64>,
-    /// What they are for. They come to the budget exactly, if there is one.
+    /// What they are for. They come to the budget exactly, if there is one, or to less where a device's memory does not hold
+    /// as many KV pages.
     #[serde(flatten)]
     pub parts: Parts,
+    /// The most that KV pages can have, where a device's memory says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_kv_bytes: Option<u64>,
     /// Beside it: weights in the mapped file.
     pub mapped_weight_bytes: u64,
+}
+
+impl Budget {
+    /// The same with so much for KV pages, or as much of it as they can have.
+    #[must_use]
+    pub fn with_kv(mut self, bytes: u64) -> Self {
+        self.parts.kv_bytes = self.most_kv_bytes.map_or(bytes, |most| bytes.min(most));
+        self
+    }
 }
 
 /// A budget that does not hold what the first token needs.
@@ -171,6 +188,7 @@ impl Display for Parts {
             ("read weights", self.read_weight_bytes),
             ("draft model", self.draft_bytes),
             ("activations", self.activation_bytes),
+            ("device", self.device_bytes),
             ("requests", self.request_bytes),
             ("KV pages", self.kv_bytes),
         ];
@@ -213,6 +231,7 @@ impl Plan {
             read_weight_bytes: self.residency.memory_bytes(),
             draft_bytes: self.draft.loaded_bytes,
             activation_bytes: self.arena.bytes() as u64 + self.draft.activation_bytes,
+            device_bytes: self.device.bytes,
             request_bytes: self.request_bytes,
             kv_bytes: 0,
         }
@@ -317,11 +336,14 @@ impl Plan {
             Some(budget) => budget - fixed.bytes(),
             None => u64::MAX,
         };
+        let parts = Parts { kv_bytes, ..fixed };
         Ok(Budget {
             budget_bytes: self.budget_bytes,
-            parts: Parts { kv_bytes, ..fixed },
+            parts,
+            most_kv_bytes: self.device.most_kv_bytes,
             mapped_weight_bytes: self.mapped_weight_bytes(),
-        })
+        }
+        .with_kv(kv_bytes))
     }
 }
 

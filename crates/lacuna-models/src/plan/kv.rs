@@ -100,7 +100,7 @@ impl KvPlan {
             buffers.push(KvBuffer {
                 rows: KvRows::States,
                 tokens: 1,
-                bytes: self.whole_pages(self.geometry.state_bytes()),
+                bytes: (self.geometry).state_bytes_in_pages(self.page_size.bytes() as usize) as u64,
             });
         }
         buffers

@@ -144,12 +144,23 @@ pub struct Plan {
     pub residency: Residency,
     /// What a draft model takes beside KV pages, which it has of those that are left.
     pub draft: DraftMemory,
+    /// What a device has that computes.
+    pub device: DevicePlan,
     /// The rest of the process.
     pub program: ProcessPlan,
     /// What requests may hold together, apart from their KV rows.
     pub request_bytes: u64,
     /// What all of it may come to.
     pub budget_bytes: Option<u64>,
+}
+
+/// A device that computes, as far as it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DevicePlan {
+    /// Of its weights, activations and what is copied through, the bytes that are under the budget.
+    pub bytes: u64,
+    /// The most that KV pages can have, those of layers on the processor included, before its memory is full.
+    pub most_kv_bytes: Option<u64>,
 }
 
 /// Bytes of a plan at one number of tokens.
@@ -195,6 +206,7 @@ impl Plan {
             weights,
             residency: Residency::mapped(),
             draft: demand.draft,
+            device: DevicePlan::default(),
             program: ProcessPlan::new(spec, vocabulary, &demand.cpu),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),

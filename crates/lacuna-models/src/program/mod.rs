@@ -20,6 +20,7 @@ mod lifetime;
 mod neurons;
 mod op;
 mod slot;
+mod split;
 mod tensors;
 
 use std::ops::Range;
@@ -34,6 +35,7 @@ pub use lifetime::{Lifetime, Span};
 pub(crate) use neurons::{GatedNeurons, sparse_matrices};
 pub use op::{Access, Factor, Lookup, Merging, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
+pub use split::Split;
 pub use tensors::{
     Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorForm,
     VectorId, VectorSpec,

@@ -7,7 +7,7 @@
 //! short they are dissolved and anyone may have them.
 
 use super::heap::{Heap, Purpose, Run, Which};
-use crate::device::{Commitment, HeapId};
+use crate::device::{Commitment, HeapId, Location};
 use crate::units::PhysicalPage;
 
 /// The number under which the books know a buffer.
@@ -100,6 +100,8 @@ struct Tail {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Growth {
     tail: Option<Tail>,
+    /// Of which kind its pages are.
+    location: Location,
     /// How long the next extent is to be, in pages.
     wanted: u32,
 }
@@ -132,10 +134,10 @@ pub(crate) struct Allocator {
     heaps: Vec<Option<Heap>>,
     growth: Vec<Growth>,
     lengths: ExtentLengths,
-    /// Pages that hold memory.
-    committed: u64,
-    /// Pages that hold memory and that nobody owns, tails included.
-    idle: u64,
+    /// Pages that hold memory, by their [`Location`].
+    committed: [u64; 2],
+    /// Pages that hold memory and that nobody owns, tails included, by their [`Location`].
+    idle: [u64; 2],
     /// The part of `committed` that is files'.
     file: u64,
     /// Heaps of files none of whose pages are owned any more.
@@ -148,19 +150,39 @@ impl Allocator {
             heaps: Vec::new(),
             growth: Vec::new(),
             lengths: ExtentLengths::new(commitment, heap_pages),
-            committed: 0,
-            idle: 0,
+            committed: [0; 2],
+            idle: [0; 2],
             file: 0,
             spent_files: Vec::new(),
         }
     }
 
     pub(crate) fn committed(&self) -> u64 {
-        self.committed
+        self.committed.iter().sum()
+    }
+
+    /// The part of them that is memory of one kind.
+    pub(crate) fn committed_at(&self, location: Location) -> u64 {
+        self.committed[location.index()]
     }
 
     pub(crate) fn idle(&self) -> u64 {
-        self.idle
+        self.idle.iter().sum()
+    }
+
+    /// The part of them that is memory of one kind.
+    pub(crate) fn idle_at(&self, location: Location) -> u64 {
+        self.idle[location.index()]
+    }
+
+    /// Of which kind the pages of a buffer are.
+    pub(crate) fn location(&self, buffer: BufferId) -> Location {
+        self.growth[buffer.0 as usize].location
+    }
+
+    fn idle_in(&mut self, heap: HeapId) -> &mut u64 {
+        let location = self.heap(heap).location();
+        &mut self.idle[location.index()]
     }
 
     pub(crate) fn add_heap(&mut self, id: HeapId, heap: Heap) {
@@ -173,8 +195,9 @@ impl Allocator {
             "M1: heap {} exists twice",
             id.0
         );
-        self.committed += u64::from(heap.committed_count());
-        self.idle += u64::from(heap.idle_count());
+        let kind = heap.location().index();
+        self.committed[kind] += u64::from(heap.committed_count());
+        self.idle[kind] += u64::from(heap.idle_count());
         self.heaps[index] = Some(heap);
     }
 
@@ -215,6 +238,15 @@ impl Allocator {
             .filter(|(_, heap)| heap.purpose() != Purpose::File)
     }
 
+    /// The same of memory of one kind.
+    pub(crate) fn memory_heaps_at(
+        &self,
+        location: Location,
+    ) -> impl Iterator<Item = (HeapId, &Heap)> {
+        self.memory_heaps()
+            .filter(move |(_, heap)| heap.location() == location)
+    }
+
     /// Forgets a heap that the device has given back.
     pub(crate) fn remove_heap(&mut self, id: HeapId) {
         let heap = self.heaps[id.0 as usize]
@@ -225,8 +257,9 @@ impl Allocator {
             "M4: heap {} is given back while in use",
             id.0
         );
-        self.committed -= u64::from(heap.committed_count());
-        self.idle -= u64::from(heap.idle_count());
+        let kind = heap.location().index();
+        self.committed[kind] -= u64::from(heap.committed_count());
+        self.idle[kind] -= u64::from(heap.idle_count());
     }
 
     pub(crate) fn heaps(&self) -> impl Iterator<Item = (HeapId, &Heap)> {
@@ -247,13 +280,14 @@ impl Allocator {
     }
 
     /// Starts a buffer's growth afresh.
-    pub(crate) fn open_buffer(&mut self, buffer: BufferId) {
+    pub(crate) fn open_buffer(&mut self, buffer: BufferId, location: Location) {
         let index = buffer.0 as usize;
         if index >= self.growth.len() {
             self.growth.resize(index + 1, Growth::default());
         }
         self.growth[index] = Growth {
             tail: None,
+            location,
             wanted: self.lengths.first,
         };
     }
@@ -289,7 +323,7 @@ impl Allocator {
             "M5: {page} is committed with its buffer"
         );
         heap.take(page.index);
-        self.idle -= 1;
+        *self.idle_in(page.heap) -= 1;
         Claim {
             buffer,
             page,
@@ -299,7 +333,7 @@ impl Allocator {
 
     /// Gives a claimed page back as it was, the last claim first.
     pub(crate) fn unclaim(&mut self, claim: Claim) {
-        self.idle += u64::from(claim.memory == Memory::Recycled);
+        *self.idle_in(claim.page.heap) += u64::from(claim.memory == Memory::Recycled);
         self.put(claim.page, Some(claim.buffer));
     }
 
@@ -308,13 +342,14 @@ impl Allocator {
         if claim.memory == Memory::Fresh {
             self.heap_mut(claim.page.heap)
                 .note_committed(claim.page.index);
-            self.committed += 1;
+            let kind = self.heap(claim.page.heap).location().index();
+            self.committed[kind] += 1;
         }
     }
 
     /// Takes a page back that has lost its last owner; `buffer` if that was one.
     pub(crate) fn release(&mut self, page: PhysicalPage, buffer: Option<BufferId>) {
-        self.idle += 1;
+        *self.idle_in(page.heap) += 1;
         if self.heap(page.heap).purpose() != Purpose::File {
             return self.put(page, buffer);
         }
@@ -335,8 +370,9 @@ impl Allocator {
         for page in run.start..run.start + run.length {
             self.heap_mut(heap).note_decommitted(page);
         }
-        self.committed -= u64::from(run.length);
-        self.idle -= u64::from(run.length);
+        let kind = self.heap(heap).location().index();
+        self.committed[kind] -= u64::from(run.length);
+        self.idle[kind] -= u64::from(run.length);
     }
 
     /// Lets go of what was set aside for `buffer`.
@@ -392,7 +428,7 @@ impl Allocator {
             return None;
         }
         self.growth[buffer.0 as usize].tail.as_mut()?.next += 1;
-        self.idle -= u64::from(wanted == Memory::Recycled);
+        *self.idle_in(heap) -= u64::from(wanted == Memory::Recycled);
         Some(Claim {
             buffer,
             page: PhysicalPage { heap, index },
@@ -444,7 +480,7 @@ impl Allocator {
             budget.pressure.least_run().min(wanted)
         };
         self.run_after(buffer, Which::Idle, wanted)
-            .or_else(|| self.search(Which::Idle, wanted, least))
+            .or_else(|| self.search(self.location(buffer), Which::Idle, wanted, least))
     }
 
     /// Offsets for `buffer`: right after its last page, or the first run long enough.
@@ -456,7 +492,7 @@ impl Allocator {
             1
         };
         self.run_after(buffer, Which::Available, wanted)
-            .or_else(|| self.search(Which::Available, wanted, least))
+            .or_else(|| self.search(self.location(buffer), Which::Available, wanted, least))
     }
 
     fn run_after(&self, buffer: BufferId, which: Which, wanted: u32) -> Option<(HeapId, Run)> {
@@ -465,16 +501,22 @@ impl Allocator {
             .filter(|tail| tail.next == tail.end)?;
         // The heap may be gone, and its number a file's: an empty tail keeps nothing of it.
         let heap = self.heaps.get(tail.heap.0 as usize)?.as_ref()?;
-        if heap.purpose() == Purpose::File {
+        if heap.purpose() == Purpose::File || heap.location() != self.location(buffer) {
             return None;
         }
         Some((tail.heap, heap.run_at(which, tail.end, wanted)?))
     }
 
-    /// The first run of `wanted` pages, or else the longest of at least `least`.
-    fn search(&self, which: Which, wanted: u32, least: u32) -> Option<(HeapId, Run)> {
+    /// The first run of `wanted` pages of one kind, or else the longest of at least `least`.
+    fn search(
+        &self,
+        location: Location,
+        which: Which,
+        wanted: u32,
+        least: u32,
+    ) -> Option<(HeapId, Run)> {
         let mut longest: Option<(HeapId, Run)> = None;
-        for (id, heap) in self.memory_heaps() {
+        for (id, heap) in self.memory_heaps_at(location) {
             let enough = match which {
                 Which::Available => heap.available_count() >= least,
                 Which::Idle => heap.idle_count() >= least,
@@ -520,7 +562,7 @@ mod tests {
             allocator.add_heap(HeapId(heap), Heap::uncommitted(HEAP_PAGES));
         }
         for buffer in 0..buffers {
-            allocator.open_buffer(BufferId(buffer));
+            allocator.open_buffer(BufferId(buffer), Location::Own);
         }
         allocator
     }
@@ -614,7 +656,7 @@ mod tests {
             for (id, pages) in (0..).zip(lengths) {
                 allocator.add_heap(HeapId(id), Heap::uncommitted(pages));
             }
-            let found = allocator.search(Which::Available, 8, 1);
+            let found = allocator.search(Location::Own, Which::Available, 8, 1);
             let longest = lengths.iter().position(|&length| length == 5);
             assert_eq!(
                 found.map(|(id, run)| (id.0 as usize, run.length)),
@@ -623,7 +665,7 @@ mod tests {
         }
         let mut allocator = Allocator::new(Commitment::PerPage, HEAP_PAGES);
         (0..2).for_each(|id| allocator.add_heap(HeapId(id), Heap::uncommitted(5)));
-        let found = allocator.search(Which::Available, 8, 1);
+        let found = allocator.search(Location::Own, Which::Available, 8, 1);
         assert_eq!(
             found.map(|(id, _)| id),
             Some(HeapId(0)),

@@ -3,7 +3,7 @@
 
 use super::allocator::{Allocator, BufferId, Claim};
 use super::heap::{Owners, Purpose};
-use crate::device::Fence;
+use crate::device::{Fence, Location};
 use crate::ledger::{BufferLedger, Counts, Ledger};
 use crate::table::Slot;
 use crate::units::{ByteLength, PageCount, PageSize, PhysicalPage};
@@ -103,7 +103,7 @@ impl Books {
         self.totals.owned() == 0 && self.retiring.is_empty()
     }
 
-    pub(crate) fn open(&mut self, pages: PageCount) -> BufferId {
+    pub(crate) fn open(&mut self, pages: PageCount, location: Location) -> BufferId {
         let free = self.accounts.iter().position(Option::is_none);
         let index = free.unwrap_or(self.accounts.len());
         if index == self.accounts.len() {
@@ -117,7 +117,7 @@ impl Books {
         self.reserved += pages.get();
         self.regions += 1;
         let buffer = BufferId(index as u32);
-        self.allocator.open_buffer(buffer);
+        self.allocator.open_buffer(buffer, location);
         buffer
     }
 
@@ -310,6 +310,7 @@ impl Books {
         Ledger {
             reserved: bytes(self.reserved),
             committed,
+            host_beside: bytes(self.allocator.committed_at(Location::Host)),
             mapped: bytes(self.mapped),
             shared: bytes(self.totals.shared),
             unique: bytes(self.totals.unique),

@@ -1,6 +1,6 @@
 //! One heap's books: which pages can be had, which are committed, and who owns the others.
 
-use crate::device::Fence;
+use crate::device::{Fence, Location};
 
 /// A fixed set of page numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +89,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Heap {
     pages: u32,
     purpose: Purpose,
+    location: Location,
     /// Neither owned nor reserved for the growth of one buffer.
     available: Bitmap,
     committed: Bitmap,
@@ -105,6 +106,7 @@ impl Heap {
         Self {
             pages,
             purpose: Purpose::Pool,
+            location: Location::Own,
             available: Bitmap::new(pages, Fill::Set),
             committed: Bitmap::new(pages, Fill::Clear),
             available_count: pages,
@@ -125,8 +127,17 @@ impl Heap {
         }
     }
 
+    /// The same of memory of another kind than the device's own.
+    pub(crate) fn at(self, location: Location) -> Self {
+        Self { location, ..self }
+    }
+
     pub(crate) fn purpose(&self) -> Purpose {
         self.purpose
+    }
+
+    pub(crate) fn location(&self) -> Location {
+        self.location
     }
 
     pub(crate) fn page_count(&self) -> u32 {

@@ -23,7 +23,7 @@ pub(crate) use state::Wanted;
 pub use verify::BrokenInvariant;
 
 use crate::buffer::Buffer;
-use crate::device::{Capabilities, Commitment, Device, Fence, FenceState, Patience};
+use crate::device::{Capabilities, Commitment, Device, Fence, FenceState, Location, Patience};
 use crate::error::Error;
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -124,6 +124,11 @@ impl Pool {
         self.shared.page_size
     }
 
+    /// Bytes in which memory comes where it does not come by the page.
+    pub fn heap_bytes(&self) -> ByteLength {
+        self.lock().config.heap_bytes
+    }
+
     /// What the pool's device can do.
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.capabilities
@@ -186,16 +191,30 @@ impl Pool {
     /// [`Error::Length`] for no bytes or more than an address can reach; [`Error::OutOfPages`] on
     /// a dense device; [`Error::Device`] when the system has no address space left.
     pub fn reserve(&self, length: ByteLength, label: impl Into<String>) -> Result<Buffer, Error> {
+        self.reserve_at(Location::Own, length, label)
+    }
+
+    /// [`Pool::reserve`] for pages of one kind: of a [`SplitDevice`](crate::SplitDevice) also the host's.
+    ///
+    /// # Errors
+    /// As [`Pool::reserve`]; [`Error::Device`] where there is no memory of that kind.
+    pub fn reserve_at(
+        &self,
+        location: Location,
+        length: ByteLength,
+        label: impl Into<String>,
+    ) -> Result<Buffer, Error> {
         let pages = self.page_size().pages_for(length);
         let fits = pages.get().checked_mul(self.page_size().bytes());
         if length == ByteLength::ZERO || fits.is_none_or(|bytes| bytes > i64::MAX as u64) {
             return Err(Error::Length { length });
         }
         let mut state = self.lock();
-        let (id, space) = state.reserve(pages)?;
+        let (id, space) = state.reserve(location, pages)?;
         let view = state.device.host_view(space);
         drop(state);
-        let mut buffer = Buffer::new(self.clone(), id, space, pages, view, label.into());
+        let place = (id, space, location);
+        let mut buffer = Buffer::new(self.clone(), place, pages, view, label.into());
         if self.capabilities().commitment == Commitment::WithReservation {
             self.map_everything(&mut buffer)?;
         }

@@ -6,7 +6,7 @@
 use super::heap::{Purpose, Run, Which};
 use super::plan::place;
 use super::state::State;
-use crate::device::{Commitment, Fence, FenceState, HeapId, Operation, Patience};
+use crate::device::{Commitment, Fence, FenceState, HeapId, Location, Operation, Patience};
 use crate::units::PageCount;
 
 impl State {
@@ -90,7 +90,7 @@ impl State {
             if excess == 0 {
                 return;
             }
-            let per_page = self.commitment() == Commitment::PerPage;
+            let per_page = self.device.commitment_at(heap.location()) == Commitment::PerPage;
             let fits = u64::from(heap.idle_count()) <= excess;
             if heap.is_empty() && (fits || (!per_page && self.owed() > 0)) {
                 self.give_back_heap(id);
@@ -98,6 +98,35 @@ impl State {
                 self.decommit(id, excess);
             }
         }
+    }
+
+    /// Gives idle memory of the other kind than `location` back, for `pages` pages of that to be committed instead, in whole
+    /// heaps where it goes by these. Returns the pages given back.
+    pub(super) fn give_back_beside(&mut self, location: Location, pages: u64) -> u64 {
+        let allocator = &self.books.allocator;
+        if allocator.idle() == allocator.idle_at(location) {
+            return 0;
+        }
+        let before = allocator.committed();
+        self.books.allocator.dissolve_all_tails();
+        let mut heaps: Vec<(u32, HeapId)> = (self.books.allocator.heaps())
+            .filter(|(_, heap)| heap.purpose() == Purpose::Pool && heap.location() != location)
+            .map(|(id, heap)| (heap.committed_count() - heap.idle_count(), id))
+            .collect();
+        heaps.sort_unstable();
+        for (_, id) in heaps {
+            let given = before - self.books.allocator.committed();
+            if given >= pages {
+                break;
+            }
+            let heap = self.books.allocator.heap(id);
+            if self.device.commitment_at(heap.location()) == Commitment::PerPage {
+                self.decommit(id, pages - given);
+            } else if heap.is_empty() {
+                self.give_back_heap(id);
+            }
+        }
+        before - self.books.allocator.committed()
     }
 
     /// Gives up to `excess` idle pages of a heap back, the last first.

@@ -7,7 +7,7 @@
 use super::plan::{Contents, Edit, Plan};
 use super::{MapReport, Pages, Pool, Request, Wanted, buffers_of, readers};
 use crate::buffer::Buffer;
-use crate::device::{Aliasing, FilePart};
+use crate::device::{Aliasing, FilePart, Location};
 use crate::error::Error;
 use crate::table::Slot;
 use crate::units::{PageCount, PageRange, PhysicalPage, VirtualPage};
@@ -37,6 +37,7 @@ pub struct Share<'a> {
 pub struct PagePin {
     pool: Pool,
     page: PhysicalPage,
+    location: Location,
 }
 
 impl PagePin {
@@ -51,7 +52,7 @@ impl Clone for PagePin {
         self.pool.lock().books.pin(self.page);
         Self {
             pool: self.pool.clone(),
-            page: self.page,
+            ..*self
         }
     }
 }
@@ -77,6 +78,14 @@ impl Source<'_> {
                 true => Ok(PageCount::new(pins.len() as u64)),
                 false => Err(Error::OtherPool),
             },
+        }
+    }
+
+    /// Whether all its pages are of one kind, or there is none.
+    fn is_at(&self, location: Location) -> bool {
+        match self {
+            Self::Buffer(buffer, _) => buffer.location == location,
+            Self::Pins(pins) => pins.iter().all(|pin| pin.location == location),
         }
     }
 
@@ -122,7 +131,7 @@ impl Pool {
     /// [`Error::Unsupported`] on devices without aliasing; [`Error::NotSealed`], [`Error::Hole`] or
     /// [`Error::Swapped`] for the first source page that cannot be shared; [`Error::Occupied`] or
     /// [`Error::Swapped`] for the first target page that is no hole; [`Error::PageRange`],
-    /// [`Error::OtherPool`], [`Error::OutOfMappings`] or [`Error::Device`]. Nothing is mapped then.
+    /// [`Error::OtherLocation`], [`Error::OtherPool`], [`Error::OutOfMappings`] or [`Error::Device`]. Nothing is mapped then.
     pub fn share(&self, requests: &mut [Share<'_>]) -> Result<MapReport, Error> {
         self.check_aliasing("share a page between two buffers")?;
         let mut plan = Plan::default();
@@ -145,6 +154,9 @@ impl Pool {
     fn plan_share(&self, plan: &mut Plan, target: usize, request: &Share<'_>) -> Result<(), Error> {
         self.check_pool(request.target)?;
         let count = request.source.check(self)?.get();
+        if !request.source.is_at(request.target.location) {
+            return Err(Error::OtherLocation);
+        }
         let start = request.at.index();
         let range = PageRange::of(start..start.saturating_add(count));
         request.target.check_pages(range)?;
@@ -172,6 +184,7 @@ impl Pool {
         let pin = |page| PagePin {
             pool: self.clone(),
             page,
+            location: Location::Own,
         };
         Ok(pages.map(pin).collect())
     }
@@ -339,6 +352,7 @@ impl Buffer {
             PagePin {
                 pool: self.pool.clone(),
                 page,
+                location: self.location,
             }
         };
         Ok(physical.into_iter().map(pin).collect())

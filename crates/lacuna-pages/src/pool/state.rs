@@ -11,8 +11,8 @@ use super::heap::{Heap, Purpose};
 use super::plan::{Contents, Edit, Moves, Plan, place};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, FilePart, HeapId, Operation, Ordering,
-    Patience, SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, FilePart, HeapId, Location, Operation,
+    Ordering, Patience, SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -85,15 +85,17 @@ impl State {
         }
     }
 
-    /// Pages that nobody owns or that may be committed under the limit, by whole heaps where memory
-    /// comes by the heap.
-    fn obtainable(&self) -> u64 {
-        let headroom = self.headroom();
-        let fresh = match self.commitment() {
+    /// Pages of one kind that nobody owns or that may be committed under the limit, by whole heaps where memory
+    /// comes by the heap. What lies idle of the other kind is given back for them.
+    fn obtainable(&self, location: Location) -> u64 {
+        let idle = self.books.allocator.idle_at(location);
+        let others = self.books.allocator.idle() - idle;
+        let headroom = self.headroom().saturating_add(others);
+        let fresh = match self.device.commitment_at(location) {
             Commitment::PerHeap => headroom - headroom % u64::from(self.config.heap_pages()),
             Commitment::PerPage | Commitment::WithReservation => headroom,
         };
-        fresh.saturating_add(self.books.allocator.idle())
+        fresh.saturating_add(idle)
     }
 
     pub(crate) fn ledger(&self) -> Ledger {
@@ -111,14 +113,19 @@ impl State {
     // Buffers.
 
     /// Takes address space for a buffer of `pages`; on devices that commit with it, memory too.
-    pub(crate) fn reserve(&mut self, pages: PageCount) -> Result<(BufferId, SpaceId), Error> {
+    pub(crate) fn reserve(
+        &mut self,
+        location: Location,
+        pages: PageCount,
+    ) -> Result<(BufferId, SpaceId), Error> {
         self.settle();
         if self.commitment() == Commitment::WithReservation {
             self.check_room_for_dense(pages)?;
         }
         self.check_regions(1)?;
-        let space = self.device.reserve(self.config.page_size.bytes_of(pages))?;
-        let buffer = self.books.open(pages);
+        let length = self.config.page_size.bytes_of(pages);
+        let space = self.device.reserve_at(location, length)?;
+        let buffer = self.books.open(pages, location);
         if self.commitment() == Commitment::WithReservation {
             let heap = Heap::committed(pages.get() as u32, Purpose::Reservation);
             self.books.allocator.add_heap(HeapId(space.0), heap);
@@ -217,9 +224,8 @@ impl State {
 
     fn claim_all(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
         let requested = wanted.len() as u64;
-        let free = self.obtainable();
-        if requested > free && self.moves() == Moves::Mapped {
-            return Err(self.out_of_pages(requested, free));
+        if self.moves() == Moves::Mapped {
+            self.check_room(wanted)?;
         }
         let pressure = self.pressure();
         if pressure == Pressure::High && self.moves() == Moves::Mapped {
@@ -241,6 +247,33 @@ impl State {
         Ok(())
     }
 
+    /// Whether memory of each kind can be had for all of `wanted` under the limit: what lies idle of the other kind is given
+    /// back for it.
+    fn check_room(&self, wanted: &[Wanted]) -> Result<(), Error> {
+        let allocator = &self.books.allocator;
+        let (mut missing, mut spare) = (0u64, 0);
+        for location in Location::ALL {
+            let here = wanted
+                .iter()
+                .filter(|want| allocator.location(want.buffer) == location);
+            let (here, idle) = (here.count() as u64, allocator.idle_at(location));
+            let fresh = here.saturating_sub(idle);
+            missing += match self.device.commitment_at(location) {
+                Commitment::PerHeap => fresh.next_multiple_of(u64::from(self.config.heap_pages())),
+                Commitment::PerPage | Commitment::WithReservation => fresh,
+            };
+            spare += idle.saturating_sub(here);
+        }
+        let location = wanted
+            .first()
+            .map(|want| allocator.location(want.buffer))
+            .unwrap_or_default();
+        match missing > self.headroom().saturating_add(spare) {
+            true => Err(self.out_of_pages(wanted.len() as u64, self.obtainable(location))),
+            false => Ok(()),
+        }
+    }
+
     fn claim(
         &mut self,
         plan: &mut Plan,
@@ -254,11 +287,12 @@ impl State {
             };
             return Ok(self.books.allocator.claim_exactly(want.buffer, page));
         }
+        let location = self.books.allocator.location(want.buffer);
         loop {
             if let Ok(claim) = self.books.allocator.claim(want.buffer, budget) {
                 return Ok(claim);
             }
-            plan.heaps.extend(self.add_heap(budget)?);
+            plan.heaps.extend(self.add_heap(location, budget)?);
         }
     }
 
@@ -271,35 +305,45 @@ impl State {
 
     /// Makes another heap. When there can be none, the search takes whatever there is, and tails are
     /// dissolved so that it finds all of it.
-    fn add_heap(&mut self, budget: &mut Budget) -> Result<Option<HeapId>, Error> {
+    fn add_heap(
+        &mut self,
+        location: Location,
+        budget: &mut Budget,
+    ) -> Result<Option<HeapId>, Error> {
         let pages = self.config.heap_pages();
-        let per_heap = self.commitment() == Commitment::PerHeap;
-        let room = if per_heap {
-            self.headroom() >= u64::from(pages)
-        } else {
-            budget.fresh > 0
+        let per_heap = self.device.commitment_at(location) == Commitment::PerHeap;
+        let needed = if per_heap { u64::from(pages) } else { 1 };
+        let offsets = |state: &Self| {
+            let mut heaps = state.books.allocator.memory_heaps_at(location);
+            heaps.any(|(_, heap)| heap.available_count() > 0)
         };
-        let error = match room.then(|| self.device.create_heap(self.config.heap_bytes)) {
+        if budget.fresh < needed {
+            let given = self.give_back_beside(location, needed - budget.fresh);
+            budget.fresh += given;
+            if given > 0 && !per_heap && offsets(self) {
+                return Ok(None);
+            }
+        }
+        let room = budget.fresh >= needed;
+        let made = room.then(|| self.device.create_heap_at(location, self.config.heap_bytes));
+        let error = match made {
             Some(Ok(id)) => {
                 let heap = match per_heap {
                     true => Heap::committed(pages, Purpose::Pool),
                     false => Heap::uncommitted(pages),
                 };
-                self.books.allocator.add_heap(id, heap);
+                self.books.allocator.add_heap(id, heap.at(location));
+                // It is committed by now.
+                budget.fresh -= if per_heap { needed } else { 0 };
                 return Ok(Some(id));
             }
             Some(Err(error)) => Error::from(error),
-            None => self.out_of_pages(budget.remaining, self.obtainable()),
+            None => self.out_of_pages(budget.remaining, self.obtainable(location)),
         };
         budget.search = Search::Anything;
         self.books.allocator.dissolve_all_tails();
-        let allocator = &self.books.allocator;
-        let offsets = || {
-            allocator
-                .memory_heaps()
-                .any(|(_, heap)| heap.available_count() > 0)
-        };
-        match allocator.idle() > 0 || (budget.fresh > 0 && offsets()) {
+        let idle = self.books.allocator.idle_at(location) > 0;
+        match idle || (budget.fresh > 0 && offsets(self)) {
             true => Ok(None),
             false => Err(error),
         }
@@ -319,7 +363,7 @@ impl State {
             return Err(Error::Unsupported { device, what });
         }
         self.collect(Patience::Poll);
-        let free = self.obtainable();
+        let free = self.obtainable(Location::Own);
         if pages <= free {
             self.trade_idle_for_headroom(pages);
         }
@@ -475,8 +519,9 @@ impl State {
             self.books.counts.pages_committed += u64::from(claim.memory == Memory::Fresh);
         }
         for &id in &plan.heaps {
-            let pages = self.books.allocator.heap(id).page_count();
-            let with_heap = self.commitment() == Commitment::PerHeap;
+            let heap = self.books.allocator.heap(id);
+            let pages = heap.page_count();
+            let with_heap = self.device.commitment_at(heap.location()) == Commitment::PerHeap;
             self.books.counts.pages_committed += if with_heap { u64::from(pages) } else { 0 };
         }
         for edit in &plan.edits {

@@ -97,6 +97,12 @@ fn verify_buffer(
 ) -> Result<u64, BrokenInvariant> {
     for slot in buffer.table.known(buffer.table.extent()) {
         if let Some(page) = slot.page() {
+            let heaps = &mut books.allocator.heaps();
+            let other = |location| location != buffer.location;
+            let strange = heaps.any(|(id, heap)| id == page.heap && other(heap.location()));
+            check(!strange, "M8", || {
+                format!("{page} is mapped in {} and of another kind", buffer.label())
+            })?;
             let entry = seen.entry(page).or_default();
             entry.mappings += 1;
             entry.writable += u32::from(matches!(slot, Slot::Writable(_)));

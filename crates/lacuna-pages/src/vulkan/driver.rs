@@ -37,6 +37,9 @@ pub(super) struct Driver {
     pub(super) limits: Limits,
     pub(super) identity: DriverIdentity,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
+    physical: vk::PhysicalDevice,
+    /// Whether it says how much of its memory this process may have.
+    has_budget: bool,
     pub(super) compute_family: u32,
     /// What of the device's page table is used.
     pub(super) pages: PageTable,
@@ -70,14 +73,18 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Opens the best device that the loader offers, with at most `pages` of its page table.
-    pub(super) fn open(pages: PageTable) -> Result<(Arc<Self>, Queue), DeviceError> {
-        Self::open_with(pages, |device| device)
+    /// Opens the best device that the loader offers, or the one at a place in its list, with at most `pages` of its page
+    /// table.
+    pub(super) fn open(
+        place: Option<usize>,
+        pages: PageTable,
+    ) -> Result<(Arc<Self>, Queue), DeviceError> {
+        Self::open_with((place, pages), |device| device)
     }
 
     /// As [`Driver::open`], with the device's functions passed through `wrap`.
     pub(super) fn open_with(
-        pages: PageTable,
+        (place, pages): (Option<usize>, PageTable),
         wrap: impl FnOnce(ash::Device) -> ash::Device,
     ) -> Result<(Arc<Self>, Queue), DeviceError> {
         let instance = OpenInstance::shared()?;
@@ -86,7 +93,7 @@ impl Driver {
             .iter()
             .map(|&device| instance.describe(device))
             .collect();
-        let (index, families, pages) = choose(&candidates, pages)?;
+        let (index, families, pages) = choose(&candidates, place, pages)?;
         let physical = devices[index];
         let integer_dot = candidates[index].limits.integer_dot;
         let device = wrap(create_device(
@@ -119,6 +126,8 @@ impl Driver {
             limits: chosen.limits.clone(),
             identity: chosen.identity,
             memory,
+            physical,
+            has_budget: chosen.has_budget,
             compute_family: families.compute,
             pages,
             kind: chosen.kind,
@@ -237,6 +246,23 @@ impl Driver {
     pub(super) fn memory_size(&self, memory_type: u32) -> u64 {
         let heap = self.memory.memory_types[memory_type as usize].heap_index;
         self.memory.memory_heaps[heap as usize].size
+    }
+
+    /// How much of it this process could take now beside what it has, others having theirs; `None` where the driver does not
+    /// tell.
+    pub(super) fn memory_left(&self, memory_type: u32) -> Option<u64> {
+        let heap = self.memory.memory_types[memory_type as usize].heap_index as usize;
+        let instance = OpenInstance::shared().ok().filter(|_| self.has_budget)?;
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: V1, V5; the device has the extension that the structure belongs to.
+        unsafe {
+            instance
+                .instance
+                .get_physical_device_memory_properties2(self.physical, &mut properties);
+        }
+        let (all, used) = (budget.heap_budget[heap], budget.heap_usage[heap]);
+        (all > 0).then(|| all.saturating_sub(used))
     }
 }
 

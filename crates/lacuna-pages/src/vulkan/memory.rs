@@ -73,6 +73,12 @@ impl VulkanQueue {
         })
     }
 
+    /// How much of the device's memory could still be taken now: of a card that others use too, what these leave, where its
+    /// driver tells.
+    pub fn memory_left(&self) -> ByteLength {
+        ByteLength::new(self.lock().memory_left())
+    }
+
     /// How much of the device's memory is taken.
     pub fn memory_use(&self) -> MemoryUse {
         let state = self.lock();

@@ -127,12 +127,25 @@ impl VulkanDevice {
     /// # Errors
     /// As [`VulkanDevice::open`].
     pub fn open_with(pages: PageTable) -> Result<Self, DeviceError> {
-        Self::with_driver(Driver::open(pages)?)
+        Self::with_driver(Driver::open(None, pages)?)
+    }
+
+    /// The same of the device at `place` in the driver's list of them, from 0.
+    ///
+    /// # Errors
+    /// As [`VulkanDevice::open`]; where there is none at that place, naming those that there are.
+    pub fn open_at(place: usize, pages: PageTable) -> Result<Self, DeviceError> {
+        Self::with_driver(Driver::open(Some(place), pages)?)
     }
 
     /// Whether the driver computes on the processor.
     pub fn is_software(&self) -> bool {
         self.shared.driver.kind == vk::PhysicalDeviceType::CPU
+    }
+
+    /// Whether its memory is a card's own, and no part of the host's.
+    pub fn has_own_memory(&self) -> bool {
+        self.shared.driver.kind == vk::PhysicalDeviceType::DISCRETE_GPU
     }
 
     /// What of the device's page table is used.

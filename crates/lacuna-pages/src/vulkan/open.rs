@@ -34,6 +34,8 @@ pub(super) struct Candidate {
     pub(super) families: Vec<vk::QueueFlags>,
     pub(super) limits: Limits,
     pub(super) identity: DriverIdentity,
+    /// Whether it says how much of its memory a process may have: `VK_EXT_memory_budget`.
+    pub(super) has_budget: bool,
 }
 
 /// Whose kernels are compiled: those of one device and driver are no use to another.
@@ -164,11 +166,13 @@ impl OpenInstance {
             families: Vec::new(),
             limits: Limits::default(),
             identity: DriverIdentity::default(),
+            has_budget: false,
         };
         if basic.api_version >= vk::API_VERSION_1_2 {
             self.describe_features(device, &mut candidate);
             candidate.limits = self.limits(device, &basic);
             candidate.identity = self.identity(device, &basic);
+            candidate.has_budget = self.has_budget(device);
         }
         candidate
     }
@@ -253,6 +257,15 @@ impl OpenInstance {
         }
     }
 
+    fn has_budget(&self, device: vk::PhysicalDevice) -> bool {
+        // SAFETY: O2.
+        let extensions = unsafe { self.instance.enumerate_device_extension_properties(device) };
+        let is_it = |known: &vk::ExtensionProperties| {
+            known.extension_name_as_c_str() == Ok(vk::EXT_MEMORY_BUDGET_NAME)
+        };
+        extensions.is_ok_and(|extensions| extensions.iter().any(is_it))
+    }
+
     /// Of a device that knows version 1.3.
     fn has_integer_dot(&self, device: vk::PhysicalDevice) -> bool {
         let mut third = vk::PhysicalDeviceVulkan13Features::default();
@@ -266,18 +279,33 @@ impl OpenInstance {
     }
 }
 
-/// The best of `candidates`, how it is used, and what of its page table, which is at most `wanted`; or why none will do. A GPU
-/// comes before a software driver, whatever page tables these have.
+/// The best of `candidates`, or the one at `place`, how it is used, and what of its page table, which is at most `wanted`; or
+/// why none will do. A GPU comes before a software driver, whatever page tables these have.
 pub(super) fn choose(
     candidates: &[Candidate],
+    place: Option<usize>,
     wanted: PageTable,
 ) -> Result<(usize, Families, PageTable), DeviceError> {
     if candidates.is_empty() {
         return Err(unavailable("no Vulkan device".to_owned()));
     }
+    if let Some(place) = place.filter(|place| *place >= candidates.len()) {
+        let names = candidates.iter().enumerate();
+        let names = names.map(|(place, candidate)| format!("{place} {}", candidate.name));
+        let names: Vec<String> = names.collect();
+        return Err(unavailable(format!(
+            "no Vulkan device {place}; there are {}",
+            names.join(", ")
+        )));
+    }
     let mut best: Option<(_, usize, Families, PageTable)> = None;
     let mut lacking = Vec::new();
-    for (index, candidate) in candidates.iter().enumerate() {
+    let asked = |index: &usize| place.is_none_or(|place| place == *index);
+    for (index, candidate) in candidates
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| asked(index))
+    {
         match suits(candidate, wanted) {
             Ok((families, pages)) => {
                 let rank = (rank(candidate.kind), std::cmp::Reverse(pages));
@@ -362,11 +390,12 @@ mod tests {
             families: vec![vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING],
             limits: Limits::default(),
             identity: DriverIdentity::default(),
+            has_budget: false,
         }
     }
 
     fn reason(candidates: &[Candidate]) -> String {
-        match choose(candidates, PageTable::Shared) {
+        match choose(candidates, None, PageTable::Shared) {
             Err(DeviceError::Unavailable { device, reason }) => {
                 assert_eq!(device, NAME);
                 reason
@@ -391,7 +420,7 @@ mod tests {
         let software = candidate("software", vk::PhysicalDeviceType::CPU);
         let integrated = candidate("integrated", vk::PhysicalDeviceType::INTEGRATED_GPU);
         let mut discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
-        let chosen = |list: &[Candidate]| choose(list, PageTable::Shared).unwrap().0;
+        let chosen = |list: &[Candidate]| choose(list, None, PageTable::Shared).unwrap().0;
         assert_eq!(
             chosen(&[software.clone(), integrated.clone(), discrete.clone()]),
             2
@@ -401,12 +430,27 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_had_by_its_place_however_good_others_are() {
+        let software = candidate("software", vk::PhysicalDeviceType::CPU);
+        let mut old = candidate("old", vk::PhysicalDeviceType::DISCRETE_GPU);
+        old.api_version = vk::API_VERSION_1_1;
+        let discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
+        let list = [discrete, software, old];
+        let at = |place| choose(&list, Some(place), PageTable::Shared);
+        assert_eq!([0, 1].map(|place| at(place).unwrap().0), [0, 1]);
+        let told = at(2).unwrap_err().to_string();
+        assert!(told.contains("old lacks Vulkan 1.2"), "{told}");
+        let told = at(3).unwrap_err().to_string();
+        assert!(told.contains("0 discrete, 1 software, 2 old"), "{told}");
+    }
+
+    #[test]
     fn a_device_is_used_with_the_page_table_it_has() {
         let good = candidate("card", vk::PhysicalDeviceType::DISCRETE_GPU);
         let with = |change: fn(&mut Candidate), wanted| {
             let mut candidate = good.clone();
             change(&mut candidate);
-            choose(&[candidate], wanted).unwrap().2
+            choose(&[candidate], None, wanted).unwrap().2
         };
         let all = PageTable::Shared;
         assert_eq!(with(|_| {}, all), PageTable::Shared);
@@ -426,7 +470,7 @@ mod tests {
         // Of two GPUs alike, the one with pages.
         let mut dense = good.clone();
         dense.sparse_binding = false;
-        assert_eq!(choose(&[dense, good.clone()], all).unwrap().0, 1);
+        assert_eq!(choose(&[dense, good.clone()], None, all).unwrap().0, 1);
     }
 
     #[test]
@@ -464,7 +508,7 @@ mod tests {
             compute: 2,
             bind: 1,
         };
-        let chosen = choose(&[split], PageTable::Shared);
+        let chosen = choose(&[split], None, PageTable::Shared);
         assert_eq!(chosen.unwrap(), (0, families, PageTable::Shared));
     }
 }

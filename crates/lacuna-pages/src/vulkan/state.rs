@@ -238,10 +238,24 @@ impl State {
 
     /// The memory there is for heaps; a software driver enforces no such limit itself.
     pub(super) fn memory(&self) -> u64 {
+        let memory_type = self.heap_type();
+        memory_type.map_or(0, |memory_type| self.driver.memory_size(memory_type))
+    }
+
+    /// What is left of it, for this process.
+    pub(super) fn memory_left(&self) -> u64 {
+        let left = self.memory().saturating_sub(self.allocated);
+        let told = self
+            .heap_type()
+            .and_then(|memory_type| self.driver.memory_left(memory_type));
+        told.map_or(left, |told| told.min(left))
+    }
+
+    /// Whose memory heaps are of.
+    fn heap_type(&self) -> Option<u32> {
         let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
         let any = vk::MemoryPropertyFlags::empty();
-        let memory_type = self.driver.memory_type(self.memory_types, local, any);
-        memory_type.map_or(0, |memory_type| self.driver.memory_size(memory_type))
+        self.driver.memory_type(self.memory_types, local, any)
     }
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {

@@ -184,7 +184,8 @@ fn wrap(device: ash::Device) -> ash::Device {
 
 /// A device whose calls can be made to fail.
 fn open() -> VulkanDevice {
-    let device = Driver::open_with(PageTable::Shared, wrap).and_then(VulkanDevice::with_driver);
+    let device =
+        Driver::open_with((None, PageTable::Shared), wrap).and_then(VulkanDevice::with_driver);
     device.expect("a driver with sparse buffers")
 }
 

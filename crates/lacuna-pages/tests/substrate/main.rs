@@ -21,6 +21,7 @@ mod kernel;
 mod misuse;
 mod model;
 mod queue;
+mod split;
 mod storm;
 mod support;
 mod threads;

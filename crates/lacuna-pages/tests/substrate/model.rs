@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use lacuna_pages::device::{Aliasing, Commitment};
+use lacuna_pages::device::{Aliasing, Commitment, Location};
 use lacuna_pages::{
-    Buffer, ByteLength, DenseDevice, Error, PageCount, PagePin, Pages, Pool, PoolConfig, Request,
-    Share, Source, VirtualPage,
+    Buffer, ByteLength, DenseDevice, Error, HostDevice, PageCount, PagePin, Pages, Pool,
+    PoolConfig, Request, Share, Source, SplitDevice, VirtualPage,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -112,6 +112,9 @@ struct Model {
     committed: u64,
     twins: Vec<Option<Twin>>,
     pins: Vec<(PagePin, Page, Option<u64>)>,
+    /// Of which kind the pages of each buffer are, and those of each pin.
+    kinds: [Location; BUFFERS],
+    pinned: Vec<Location>,
     limit: u64,
     tag: u64,
 }
@@ -133,8 +136,19 @@ impl Model {
             committed: 0,
             twins,
             pins: Vec::new(),
+            kinds: [Location::Own; BUFFERS],
+            pinned: Vec::new(),
             limit: LIMIT,
             tag: 0,
+        }
+    }
+
+    /// The same where every second buffer has memory of the host beside a device's own.
+    fn split(pool: Pool) -> Self {
+        let kind = |index| Location::ALL[index % 2];
+        Self {
+            kinds: std::array::from_fn(kind),
+            ..Self::new(pool)
         }
     }
 
@@ -220,7 +234,10 @@ impl Model {
             Step::Reserve(buffer) if self.twins[buffer].is_none() => self.reserve(buffer),
             Step::Drop(buffer) => self.twins[buffer] = None,
             Step::Ensure(parts) => self.ensure(parts),
-            Step::Unpin if !self.pins.is_empty() => drop(self.pins.remove(0)),
+            Step::Unpin if !self.pins.is_empty() => {
+                drop(self.pins.remove(0));
+                self.pinned.remove(0);
+            }
             Step::Limit(limit) => {
                 self.pool.set_limit(Some(pages(limit))).unwrap();
                 self.limit = limit;
@@ -276,7 +293,8 @@ impl Model {
             false => Cell::Hole,
         };
         let cells = (0..PAGES).map(fresh).collect();
-        match self.pool.reserve(pages(PAGES), format!("{buffer}")) {
+        let (kind, label) = (self.kinds[buffer], format!("{buffer}"));
+        match self.pool.reserve_at(kind, pages(PAGES), label) {
             Ok(real) => {
                 assert_eq!(expected, None);
                 self.twins[buffer] = Some(Twin { real, cells });
@@ -409,8 +427,10 @@ impl Model {
         if self.twins[from].is_none() || self.twins[to].is_none() {
             return;
         }
+        let other = self.kinds[from] != self.kinds[to];
         let mut expected = self
             .check_range(start, start + count)
+            .or_else(|| other.then_some(Error::OtherLocation))
             .or_else(|| self.check_range(target, target + count));
         for index in 0..count {
             expected = expected
@@ -446,6 +466,7 @@ impl Model {
                 let (page, tag) = self.cell(buffer, page).page().unwrap();
                 let (page, tag) = (page.clone(), tag);
                 self.pins.push((pins.remove(0), page, tag));
+                self.pinned.push(self.kinds[buffer]);
             }
             Err(Error::Unsupported { .. }) => {
                 assert_eq!(self.pool.capabilities().aliasing, Aliasing::Unsupported);
@@ -459,8 +480,10 @@ impl Model {
             return;
         };
         let (pin, physical, tag) = (pin.clone(), physical.clone(), *tag);
-        let expected = self
-            .check_range(page, page + 1)
+        let other = self.pinned.last() != Some(&self.kinds[buffer]);
+        let expected = other.then_some(Error::OtherLocation);
+        let expected = expected
+            .or_else(|| self.check_range(page, page + 1))
             .or_else(|| self.occupied(buffer, page));
         let pool = self.pool.clone();
         let source = Source::Pins(std::slice::from_ref(&pin));
@@ -634,6 +657,9 @@ impl Model {
         assert_eq!(ledger.shared, count(|owners| owners.0 > 1));
         assert_eq!(ledger.pinned, count(|owners| owners.1 > 0));
         assert_eq!(ledger.pinned_only, count(|owners| owners.0 == 0));
+        if self.kinds.iter().all(|kind| *kind == Location::Own) {
+            assert_eq!(ledger.host_beside, ByteLength::ZERO);
+        }
         for twin in self.twins.iter().flatten() {
             let own = twin.real.ledger();
             let mapped: Vec<u64> = (twin.cells.iter())
@@ -647,7 +673,10 @@ impl Model {
 }
 
 pub(crate) fn run(pool: Pool, steps: &[Step]) {
-    let mut model = Model::new(pool);
+    play(Model::new(pool), steps);
+}
+
+fn play(mut model: Model, steps: &[Step]) {
     for (index, step) in steps.iter().enumerate() {
         model.step(step);
         model.check_accounts();
@@ -699,6 +728,14 @@ proptest! {
         steps in proptest::collection::vec(step(), 10_000),
     ) {
         run(probed(config(), Guise::PerHeap).0, &steps);
+    }
+
+    #[test]
+    fn a_pool_of_two_kinds_of_memory_agrees_with_the_oracle(
+        steps in proptest::collection::vec(step(), 10_000),
+    ) {
+        let device = SplitDevice::new(HostDevice::new().unwrap()).unwrap();
+        play(Model::split(Pool::new(device, config()).unwrap()), &steps);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use lacuna_pages::device::{
 };
 use lacuna_pages::{
     Buffer, ByteLength, Capabilities, DenseDevice, Device, DeviceError, HostDevice, PageRange,
-    PageSize, Pool, PoolConfig,
+    PageSize, Pool, PoolConfig, SplitDevice,
 };
 
 /// What a probe is to change about its device, beyond recording.
@@ -330,6 +330,9 @@ pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
     let mut pools: Vec<Pool> = guises.map(|guise| probed(config, guise).0).into();
     pools.push(host(config));
     pools.push(Pool::new(DenseDevice::new(), config).unwrap());
+    // Of which these tests use one kind of memory.
+    let split = SplitDevice::new(HostDevice::new().unwrap()).unwrap();
+    pools.push(Pool::new(split, config).unwrap());
     pools
 }
 

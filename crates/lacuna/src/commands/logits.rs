@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
-use lacuna::{EngineConfig, KvReport};
+use lacuna::KvReport;
 use serde::Serialize;
 
 use crate::cli::LogitsArgs;
@@ -17,10 +17,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
-    let config = EngineConfig {
-        device: args.device.open()?,
-        ..args.engine.config().scoring()
-    };
+    let config = args.device.set(args.engine.config().scoring())?;
     let mut engine = engine(&args.model, config)?;
     let last = args.tokens.len() - 1;
     let mut logits = Vec::new();

@@ -20,8 +20,8 @@ pub(crate) mod tokenize;
 use std::io::Read;
 
 use anyhow::{Context, Result};
-use lacuna::{Accounting, Engine, EngineConfig};
-use lacuna_cli::{ModelArgs, open_to_run};
+use lacuna::{Accounting, DeviceStatus, Engine, EngineConfig};
+use lacuna_cli::{ModelArgs, open_to_run, tell};
 
 /// The model that was named, ready to run in a process that does nothing else.
 fn engine(args: &ModelArgs, config: EngineConfig) -> Result<Engine> {
@@ -29,7 +29,20 @@ fn engine(args: &ModelArgs, config: EngineConfig) -> Result<Engine> {
         accounting: Accounting::Measured,
         ..config
     };
-    Ok(Engine::new(open_to_run(args, &config)?, &config)?)
+    let engine = Engine::new(open_to_run(args, &config)?, &config)?;
+    tell_of_split(engine.device().as_ref());
+    Ok(engine)
+}
+
+/// Says so when not all layers are on the device that computes.
+fn tell_of_split(device: Option<&DeviceStatus>) {
+    if let Some(device) = device.filter(|device| device.host_layers > 0) {
+        let (layers, first) = (device.layers, device.host_layers);
+        tell!(
+            "{layers} of {} layers are on the device; the processor computes the first {first}",
+            layers + first
+        );
+    }
 }
 
 /// `text`, or all of standard input.

@@ -9,7 +9,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{Engine, EngineConfig, Special, Tokenizer};
+use lacuna::{Engine, Special, Tokenizer};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
@@ -28,10 +28,7 @@ struct Report {
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     let text = fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read `{}` as UTF-8 text", args.file.display()))?;
-    let config = EngineConfig {
-        device: args.device.open()?,
-        ..args.engine.config().scoring()
-    };
+    let config = args.device.set(args.engine.config().scoring())?;
     let mut engine = engine(&args.model, config)?;
     let tokenizer = engine.model().tokenizer();
     let tokens = tokenizer.encode(&text, Special::NONE)?;

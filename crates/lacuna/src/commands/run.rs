@@ -107,13 +107,33 @@ struct Memory {
     resident: Option<Resident>,
 }
 
-/// A device and its memory, KV pages aside.
+/// A device and its memory.
 #[derive(Serialize)]
 struct Device {
     name: String,
+    /// How many of the last layers it computes, and of the first the processor beside it.
+    layers: usize,
+    host_layers: usize,
     weight_bytes: u64,
     activation_bytes: u64,
     staging_bytes: u64,
+    /// KV pages of its layers, at the end.
+    kv_bytes: u64,
+}
+
+impl Device {
+    fn of(engine: &Engine) -> Option<Self> {
+        let device = engine.device()?;
+        Some(Self {
+            name: device.name,
+            layers: device.layers,
+            host_layers: device.host_layers,
+            weight_bytes: device.memory.weight_bytes,
+            activation_bytes: device.memory.activation_bytes,
+            staging_bytes: device.memory.staging_bytes,
+            kv_bytes: device.kv.get(),
+        })
+    }
 }
 
 /// How weights are had.
@@ -182,20 +202,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
-    let mut config = EngineConfig {
+    let mut config = args.device.set(EngineConfig {
         speculation: args.speculation.from_history(),
-        device: args.device.open()?,
         ..args.engine.config()
-    };
+    })?;
     config.draft = open_draft(&args.speculation.draft, &config)?;
     let mut engine = engine(&args.model, config)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);
     tell_sampling(&sampling, recommended);
     if let Some(path) = &args.record_experts {
-        if let Some((device, _)) = engine.device() {
+        if let Some(device) = engine.device() {
             bail!(
-                "`{device}` does not tell which experts tokens choose; leave out --record-experts, or --device"
+                "`{}` does not tell which experts tokens choose; leave out --record-experts, or --device",
+                device.name
             );
         }
         let trace = record_experts(path, engine.model())?;
@@ -353,12 +373,7 @@ fn generate(
         activation_bytes: engine.plan().arena.bytes(),
         budget: *engine.budget(),
         weights: weights(engine),
-        device: engine.device().map(|(name, memory)| Device {
-            name: name.to_owned(),
-            weight_bytes: memory.weight_bytes,
-            activation_bytes: memory.activation_bytes,
-            staging_bytes: memory.staging_bytes,
-        }),
+        device: None,
         beyond_plan_bytes: engine.beyond_plan(),
         resident: None,
     };
@@ -407,6 +422,7 @@ fn generate(
     };
     // KV pages may have taken some of the memory of weights.
     (report.memory.weights, report.memory.budget) = (weights(engine), *engine.budget());
+    report.memory.device = Device::of(engine);
     report.speculation = engine.drafts().into();
     Ok(report)
 }

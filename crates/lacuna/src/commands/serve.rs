@@ -25,6 +25,7 @@ use serde::Serialize;
 
 use crate::cli::ServeArgs;
 use crate::commands::serve::reload::Reload;
+use crate::commands::tell_of_split;
 
 /// What a program that started the server needs to know.
 #[derive(Serialize)]
@@ -214,9 +215,11 @@ fn service(args: &ServeArgs) -> Result<ServiceConfig> {
 
 /// The service on the device that the arguments name.
 fn on_device(args: &ServeArgs) -> Result<ServiceConfig> {
-    let mut service = args.service.open(&args.engine)?;
-    service.engine.device = args.device.open()?;
-    Ok(service)
+    let service = args.service.open(&args.engine)?;
+    Ok(ServiceConfig {
+        engine: args.device.set(service.engine)?,
+        ..service
+    })
 }
 
 /// The same of a model that makes embeddings.
@@ -313,6 +316,7 @@ fn announce(server: &Server, name: &str, args: &ServeArgs) -> Result<()> {
     if args.json {
         return output::json(&ready);
     }
+    tell_of_split(status.device.as_ref());
     let budget = match ready.budget.budget_bytes {
         Some(bytes) => format!("budget {}: {}", output::bytes(bytes), ready.budget.parts),
         None => "no budget".to_owned(),

@@ -1441,6 +1441,6 @@ fn with_weights(kv_bytes: u64, read_weight_bytes: u64) -> Budget {
     Budget {
         budget_bytes: Some(parts.bytes()),
         parts,
-        mapped_weight_bytes: 0,
+        ..Budget::default()
     }
 }

@@ -9,10 +9,11 @@ use lacuna_kernels::Cpu;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
-    ComputeDevice, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest, Scratch,
+    ComputeDevice, DeviceLayers, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest,
+    Scratch,
 };
 use lacuna_pages::faults::{Completion, Faults, FaultyDevice};
-use lacuna_pages::{DeviceError, HostDevice};
+use lacuna_pages::{DeviceError, HostDevice, SplitDevice};
 
 use super::*;
 use crate::row;
@@ -68,7 +69,19 @@ impl ComputeDevice for FakeDevice {
     fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
         let (device, faults) = FaultyDevice::new(HostDevice::new()?, Completion::Immediate);
         *self.0.pages.lock().expect("no panic") = faults;
-        Ok(KvCache::on_device(device, geometry, policy)?)
+        Ok(match geometry.host_layers() {
+            0 => KvCache::on_device(device, geometry, policy)?,
+            _ => KvCache::on_device(SplitDevice::new(device)?, geometry, policy)?,
+        })
+    }
+
+    fn memory_for(
+        &self,
+        _: &Arc<Model>,
+        _: &Geometry,
+        _: &ArenaPlan,
+    ) -> Result<ExecutorMemory, ExecutorError> {
+        Ok(ExecutorMemory::default())
     }
 
     fn executor(
@@ -147,10 +160,18 @@ fn engine_config(device: Option<Arc<dyn ComputeDevice>>) -> EngineConfig {
 
 /// A scheduler on such a device, of one request after the other.
 fn on_device() -> (Scheduler, Arc<Orders>) {
+    with_layers(DeviceLayers::ALL)
+}
+
+/// The same where so many layers are on the device.
+fn with_layers(device_layers: DeviceLayers) -> (Scheduler, Arc<Orders>) {
     let device = FakeDevice::default();
     let orders = Arc::clone(&device.0);
     let config = ServiceConfig {
-        engine: engine_config(Some(Arc::new(device))),
+        engine: EngineConfig {
+            device_layers,
+            ..engine_config(Some(Arc::new(device)))
+        },
         max_running: 1,
         ..ServiceConfig::default()
     };
@@ -258,6 +279,81 @@ fn a_device_that_is_lost_with_a_change_of_pages_is_opened_again_too() {
     finish(&mut scheduler, 100);
     assert_eq!(tokens(second), expected(300..330));
     assert_eq!(orders.reopened.load(Ordering::Relaxed), 1);
+}
+
+/// Prompts that begin alike share pages of both kinds, and both go with the device.
+#[test]
+fn a_split_shares_prompts_and_is_what_it_was_when_its_device_is_opened_again() {
+    let two = DeviceLayers::Last(std::num::NonZeroUsize::new(2).expect("two"));
+    let (mut scheduler, orders) = with_layers(two);
+    let wanted = expected(300..380);
+    for reopened in [0, 1] {
+        let first = submit(&mut scheduler, 300..380, 20);
+        finish(&mut scheduler, 100);
+        assert_eq!(tokens(first), wanted);
+        let shared = scheduler.counters.reused_tokens;
+        let second = submit(&mut scheduler, 300..380, 20);
+        finish(&mut scheduler, 100);
+        assert_eq!(tokens(second), wanted);
+        assert!(scheduler.counters.reused_tokens > shared);
+        let status = scheduler.status();
+        let device = status.device.expect("a device");
+        assert_eq!((device.layers, device.host_layers), (2, 2));
+        let ledger = status.ledger;
+        assert!(ledger.host_beside > ByteLength::ZERO && device.kv > ByteLength::ZERO);
+        assert_eq!(
+            ledger.host_beside.get() + device.kv.get(),
+            ledger.committed.get()
+        );
+        assert_eq!(orders.reopened.load(Ordering::Relaxed), reopened);
+        *orders.lost_in.lock().expect("no panic") = Some(1);
+        let mut lost = submit(&mut scheduler, 400..440, 20);
+        finish(&mut scheduler, 100);
+        assert_eq!(failure(&mut lost), Some(Failure::DeviceLost));
+    }
+}
+
+/// Pages of the prefix cache cannot be put aside, and requests are swapped all the same.
+#[test]
+fn a_split_is_swapped_and_not_kept_in_a_folder() {
+    let two = DeviceLayers::Last(std::num::NonZeroUsize::new(2).expect("two"));
+    let open = |config: ServiceConfig| {
+        let engine = EngineConfig {
+            device_layers: two,
+            ..engine_config(Some(Arc::new(FakeDevice::default())))
+        };
+        let made = Engine::new(demo_model(), &engine).expect("this machine runs it");
+        Scheduler::new(made, ServiceConfig { engine, ..config })
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let limit = ByteLength::mebibytes(16);
+    let swap = lacuna_kv::swap::SwapConfig {
+        folder: folder.path().to_owned(),
+        limit,
+    };
+    let swapped = open(ServiceConfig {
+        swap: Some(swap),
+        ..ServiceConfig::default()
+    });
+    let status = swapped.expect("a file to swap to").status();
+    assert!(status.swap.is_some() && status.aside.is_none());
+    let kept = open(ServiceConfig {
+        prefix_cache: crate::PrefixCacheConfig {
+            folder: Some(lacuna_kv::folder::FolderConfig {
+                path: folder.path().to_owned(),
+                limit,
+                remote: None,
+                key: None,
+            }),
+            ..crate::PrefixCacheConfig::default()
+        },
+        ..ServiceConfig::default()
+    });
+    let told = kept
+        .err()
+        .expect("a folder takes no pages of two kinds")
+        .to_string();
+    assert!(told.contains("cannot be kept in a folder yet"), "{told}");
 }
 
 #[test]

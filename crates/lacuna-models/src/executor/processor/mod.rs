@@ -25,7 +25,7 @@ use lacuna_kv::Layer;
 use self::states::Inputs;
 use super::{Batch, BatchSize};
 use crate::error::ForwardError;
-use crate::program::{Op, Program, Rows, Slot};
+use crate::program::{Op, Program, Rows, Slot, Step};
 use crate::scratch::Scratch;
 use crate::weights::{Stream, Weights};
 
@@ -54,10 +54,22 @@ impl Pass<'_, '_> {
     /// [`ForwardError::NotFinite`], if that is looked for, and [`ForwardError::Weights`] for weights that are read
     /// while they are needed and cannot be.
     pub(crate) fn run(&mut self, program: &Program) -> Result<(), ForwardError> {
+        self.run_steps(program, program.steps())
+    }
+
+    /// Runs some steps of `program`; those before them have been run.
+    ///
+    /// # Errors
+    /// As [`Pass::run`].
+    pub(crate) fn run_steps(
+        &mut self,
+        program: &Program,
+        steps: &[Step],
+    ) -> Result<(), ForwardError> {
         if let Some(trace) = self.scratch.trace() {
             trace.begin_pass();
         }
-        for step in program.steps() {
+        for step in steps {
             let mut ops = program.ops(step);
             while let [op, rest @ ..] = ops {
                 ops = match self.gated_neurons(ops)? {

@@ -15,7 +15,9 @@ use lacuna::plan::{
     WeightSource,
 };
 use lacuna::trace::Trace;
-use lacuna::{ByteLength, DType, EngineConfig, EngineError, ModelSpec, Speculation, synth};
+use lacuna::{
+    ByteLength, DType, EngineConfig, EngineError, ModelSpec, PlannedDevice, Speculation, synth,
+};
 use lacuna_kv::KvCache;
 use lacuna_models::program::Program;
 use lacuna_models::{ColumnsError, Description, describe_images_for};
@@ -74,11 +76,19 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         return encoder::run(args, &spec, &weights, vocabulary);
     }
     let draft = draft(args)?;
-    let demand = demand(args, &spec, draft.as_ref())?;
+    let config = args.device.set(engine(args))?;
+    let demand = demand(args, &config, &spec, draft.as_ref())?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
+    let device = on_device(args, &config)?;
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
-    let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
-    let plan = Plan::new(&spec, weights, vocabulary, &cache, &demand)?;
+    let cache = match &device {
+        Some(device) => device.cache.clone(),
+        None => KvCache::new(geometry, args.kv).map_err(PlanError::from)?,
+    };
+    let mut plan = Plan::new(&spec, weights, vocabulary, &cache, &demand)?;
+    if let Some(device) = &device {
+        plan.device = device.plan;
+    }
     debug_assert_eq!(
         plan.arena.verify(&Program::new(&spec)),
         Ok(()),
@@ -106,6 +116,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
             }),
             _ => None,
         },
+        device: device.map(|device| report::Device::new(device.status, device.plan)),
         ..Report::new(args, &spec, &demand, of, verdict.as_ref())
     };
     if args.model.json {
@@ -117,6 +128,22 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         Some(Verdict::Exceeds { changes, .. }) => bail!(refusal(&changes)),
         _ => Ok(()),
     }
+}
+
+/// What the device that was named would have of the model, which is loaded for that.
+fn on_device(args: &PlanArgs, config: &EngineConfig) -> Result<Option<PlannedDevice>> {
+    if config.device.is_none() {
+        return Ok(None);
+    }
+    ensure!(
+        synth::Shape::find(&args.model.model).is_err() && !args.neurons,
+        Usage(
+            "--device is for a model's own file, all of whose weights are mapped; leave it out"
+                .into()
+        )
+    );
+    let model = lacuna_cli::open(&args.model)?;
+    Ok(config.planned_device(&model)?)
 }
 
 /// The record of experts that was named.
@@ -175,8 +202,13 @@ fn engine(args: &PlanArgs) -> EngineConfig {
 }
 
 /// What is asked for, of a model of `spec`, with `draft` beside it.
-fn demand(args: &PlanArgs, spec: &ModelSpec, draft: Option<&Plan>) -> Result<Demand> {
-    let demand = engine(args).demand_of(spec)?;
+fn demand(
+    args: &PlanArgs,
+    config: &EngineConfig,
+    spec: &ModelSpec,
+    draft: Option<&Plan>,
+) -> Result<Demand> {
+    let demand = config.demand_of(spec)?;
     Ok(Demand {
         draft_tokens: match draft {
             Some(_) => demand.draft_tokens.max(args.speculation.draft.most()),
@@ -184,6 +216,7 @@ fn demand(args: &PlanArgs, spec: &ModelSpec, draft: Option<&Plan>) -> Result<Dem
         },
         draft: draft.map_or(demand.draft, DraftMemory::of),
         weights: match args.weights {
+            _ if config.device.is_some() => demand.weights,
             WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),
             weights => weights,
         },

@@ -1,12 +1,11 @@
 //! The plan as `--json` prints it.
 
-use lacuna::DraftModel;
-use lacuna::ModelSpec;
 use lacuna::plan::{
-    Budget, Demand, DraftMemory, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates, Residency,
-    Total, Verdict, WeightPlan,
+    Budget, Demand, DevicePlan, DraftMemory, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates,
+    Residency, Total, Verdict, WeightPlan,
 };
 use lacuna::trace::Trace;
+use lacuna::{DeviceStatus, DraftModel, ModelSpec};
 use lacuna_kv::Side;
 use serde::Serialize;
 
@@ -36,6 +35,9 @@ pub(super) struct Report<'a> {
     /// The head that guesses tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) head: Option<Head>,
+    /// A device that computes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<Device>,
     /// Where weights are while the model runs.
     pub(super) residency: Placed,
     /// Before the first token.
@@ -43,6 +45,35 @@ pub(super) struct Report<'a> {
     /// With every context full.
     pub(super) full: Sum,
     pub(super) budget: Option<Fit>,
+}
+
+/// What a device has that computes: of the model, and KV pages with every context full.
+#[derive(Serialize)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) layers: usize,
+    pub(super) host_layers: usize,
+    pub(super) weight_bytes: u64,
+    pub(super) activation_bytes: u64,
+    pub(super) staging_bytes: u64,
+    pub(super) kv_bytes: u64,
+    /// The most that KV pages can have in all before its memory is full.
+    pub(super) most_kv_bytes: Option<u64>,
+}
+
+impl Device {
+    pub(super) fn new(status: DeviceStatus, plan: DevicePlan) -> Self {
+        Self {
+            name: status.name,
+            layers: status.layers,
+            host_layers: status.host_layers,
+            weight_bytes: status.memory.weight_bytes,
+            activation_bytes: status.memory.activation_bytes,
+            staging_bytes: status.memory.staging_bytes,
+            kv_bytes: status.kv.get(),
+            most_kv_bytes: plan.most_kv_bytes,
+        }
+    }
 }
 
 /// What a draft model takes. It guesses as far as KV pages are left for it, so its own are in no total.
@@ -254,6 +285,7 @@ impl<'a> Report<'a> {
             images: None,
             draft: None,
             head: None,
+            device: None,
             weights: weights(&plan.weights, active),
             residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),

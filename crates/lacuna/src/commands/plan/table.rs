@@ -7,7 +7,7 @@ use anyhow::Result;
 use lacuna::plan::{Streamed, WeightSource};
 
 use super::images::Images;
-use super::report::{Activations, Draft, Fit, Kv, Placed, Report, Sum, Weights};
+use super::report::{Activations, Device, Draft, Fit, Kv, Placed, Report, Sum, Weights};
 use lacuna_cli::output;
 
 /// Prints the report on standard output.
@@ -45,6 +45,9 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     }
     if let Some(model) = &report.draft {
         draft(out, model)?;
+    }
+    if let Some(computes) = &report.device {
+        device(out, computes)?;
     }
     totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
@@ -300,6 +303,28 @@ fn draft(out: &mut dyn Write, draft: &Draft) -> io::Result<()> {
     )
 }
 
+fn device(out: &mut dyn Write, device: &Device) -> io::Result<()> {
+    writeln!(
+        out,
+        "\non {}: {} of {} and the output; {} of weights, {} of activations, {} copied through, {} of KV pages when contexts are full",
+        output::name(&device.name),
+        device.layers,
+        count(device.layers + device.host_layers, "layer"),
+        size(device.weight_bytes),
+        size(device.activation_bytes),
+        size(device.staging_bytes),
+        size(device.kv_bytes),
+    )?;
+    if let Some(most) = device.most_kv_bytes {
+        writeln!(
+            out,
+            "  its memory is full with {} of KV pages in all",
+            size(most)
+        )?;
+    }
+    Ok(())
+}
+
 /// The first of them; `--json` has all.
 fn names(of: &[Streamed]) -> String {
     const SHOWN: usize = 6;
@@ -325,7 +350,7 @@ fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
 type Part = fn(&Sum) -> u64;
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, Part); 14] = [
+const PARTS: [(&str, Part); 15] = [
     ("program", |sum| sum.parts.program_bytes),
     ("vocabulary", |sum| sum.parts.vocabulary_bytes),
     ("threads", |sum| sum.parts.thread_bytes),
@@ -335,6 +360,7 @@ const PARTS: [(&str, Part); 14] = [
     ("read weights", |sum| sum.parts.read_weight_bytes),
     ("draft model", |sum| sum.parts.draft_bytes),
     ("activations", |sum| sum.parts.activation_bytes),
+    ("device", |sum| sum.parts.device_bytes),
     ("requests", |sum| sum.parts.request_bytes),
     ("KV cache", |sum| sum.parts.kv_bytes),
     ("committed", |sum| sum.bytes),
