@@ -196,9 +196,7 @@ pub(super) struct Placed {
     /// What a token takes at least, by the rates that were given.
     pub(super) seconds_per_token: Option<f64>,
     pub(super) tokens_per_second: Option<f64>,
-    /// When KV pages of full contexts have taken what they need.
-    pub(super) full: PlacedAt,
-    /// The same of contexts on the way there.
+    /// As KV pages take what contexts need, from empty ones to full ones.
     pub(super) by_tokens: Vec<PlacedAt>,
 }
 
@@ -405,7 +403,6 @@ fn placed(args: &PlanArgs, plan: &Plan, active: Active, trace: Option<&Trace>) -
         expert_forecast: forecast_of(&plan.residency),
         seconds_per_token: now,
         tokens_per_second: now.map(f64::recip),
-        full: at(context),
         by_tokens: samples(context).map(at).collect(),
     }
 }

@@ -272,7 +272,9 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
     if let Some(rate) = placed.tokens_per_second {
         writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
     }
-    let full = &placed.full;
+    let Some(full) = placed.by_tokens.last() else {
+        return Ok(());
+    };
     if full.streamed_bytes > total {
         writeln!(
             out,

@@ -96,16 +96,16 @@ unsafe fn read<T: Copy>(place: *const u8, i: usize) -> T {
     unsafe { place.cast::<T>().add(i).read() }
 }
 
-/// An index, of the `i`-th two at `place`, the first or the second.
+/// The `i`-th index at `place`, which is loaded with its neighbour.
 ///
 /// # Safety
 /// It was written, below `POINTS`.
 #[inline(always)]
-unsafe fn index_of_two<const POINTS: usize>(place: *const u8, i: usize, second: bool) -> u16 {
+unsafe fn index_of_two<const POINTS: usize>(place: *const u8, i: usize) -> u16 {
     // SAFETY: by the caller's promise.
     unsafe {
-        let two = read::<u32>(place, i);
-        below::<POINTS>((if second { two >> 16 } else { two }) as u16)
+        let two = read::<u32>(place, i / 2);
+        below::<POINTS>((two >> (16 * (i % 2))) as u16)
     }
 }
 
@@ -238,8 +238,7 @@ impl Points<74> for Iq2Xs {
         unsafe {
             of_eights(|i| {
                 let place = place.add(Self::place(row + i, 0));
-                let second = eight % 2 == 1;
-                Self::point(index_of_two::<{ Self::POINTS }>(place, eight / 2, second))
+                Self::point(index_of_two::<{ Self::POINTS }>(place, eight))
             })
         }
     }
@@ -285,8 +284,7 @@ impl Points<82> for Iq2S {
         unsafe {
             of_eights(|i| {
                 let place = place.add(Self::place(row + i, 0));
-                let second = eight % 2 == 1;
-                Self::point(index_of_two::<{ Self::POINTS }>(place, eight / 2, second))
+                Self::point(index_of_two::<{ Self::POINTS }>(place, eight))
             })
         }
     }
@@ -377,8 +375,7 @@ impl Points<110> for Iq3S {
                 place.add(Self::place(row, 0)),
                 place.add(Self::place(row + 1, 0)),
             );
-            let two =
-                [false, true].map(|second| index_of_two::<{ Self::POINTS }>(first, eight, second));
+            let two = [0, 1].map(|i| index_of_two::<{ Self::POINTS }>(first, 2 * eight + i));
             let index = |i| below::<{ Self::POINTS }>(read(next, 2 * eight + i));
             of_fours(Self::two(two), |i| Self::point(index(i)))
         }
