@@ -555,6 +555,8 @@ struct Common<'a, 'b> {
 impl Kernel for Common<'_, '_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let Self {
@@ -583,6 +585,8 @@ struct Whole<'a, 'b> {
 
 impl Kernel for Whole<'_, '_> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
@@ -623,6 +627,8 @@ struct Partial<'a, 'b> {
 
 impl Kernel for Partial<'_, '_> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {

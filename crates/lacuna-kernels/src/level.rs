@@ -7,7 +7,10 @@ use crate::cpu::CpuError;
 use crate::simd::neon::{Dotprod, I8mm, Neon, Widening};
 use crate::simd::{Kernel, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+use crate::simd::{
+    avx2::{Avx2, Vnni},
+    avx512::Avx512Vnni,
+};
 
 /// A set of instructions the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +20,8 @@ pub enum Level {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI: many without AVX-512 since 2021.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
     /// 64-bit ARM with NEON, which all have.
@@ -29,9 +34,10 @@ pub enum Level {
 
 impl Level {
     /// Every level of every architecture, the slower ones of each first.
-    pub const ALL: [Level; 6] = [
+    pub const ALL: [Level; 7] = [
         Level::Portable,
         Level::Avx2,
+        Level::AvxVnni,
         Level::Avx512Vnni,
         Level::Neon,
         Level::NeonDotprod,
@@ -55,6 +61,7 @@ impl Level {
         match self {
             Level::Portable => "portable",
             Level::Avx2 => "avx2",
+            Level::AvxVnni => "avxvnni",
             Level::Avx512Vnni => "avx512vnni",
             Level::Neon => "neon",
             Level::NeonDotprod => "neondotprod",
@@ -81,6 +88,8 @@ pub(crate) enum Proof {
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
+    AvxVnni(Avx2<Vnni>),
+    #[cfg(target_arch = "x86_64")]
     Avx512Vnni(Avx512Vnni),
     #[cfg(target_arch = "aarch64")]
     Neon(Neon<Widening>),
@@ -98,6 +107,8 @@ macro_rules! with_simd {
             Proof::Portable($simd) => $body,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2($simd) => $body,
+            #[cfg(target_arch = "x86_64")]
+            Proof::AvxVnni($simd) => $body,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512Vnni($simd) => $body,
             #[cfg(target_arch = "aarch64")]
@@ -118,6 +129,8 @@ impl Proof {
             Level::Portable => Some(Proof::Portable(Portable)),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => Avx2::detect().map(Proof::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => Avx2::detect().map(Proof::AvxVnni),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Vnni => Avx512Vnni::detect().map(Proof::Avx512Vnni),
             #[cfg(target_arch = "aarch64")]

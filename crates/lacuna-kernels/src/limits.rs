@@ -173,6 +173,8 @@ impl Arithmetic {
 impl Kernel for Arithmetic {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match S::REGISTERS {
@@ -187,6 +189,8 @@ struct PerStep(Arithmetic);
 
 impl Kernel for PerStep {
     type Output = usize;
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> usize {

@@ -53,6 +53,8 @@ pub(super) struct IntegerRows<'a> {
 impl Kernel for IntegerRows<'_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let per_head = self.rows.queries_per_part;

@@ -127,6 +127,8 @@ pub(super) struct CopyIntegerKeys<'a, 'b> {
 impl Kernel for CopyIntegerKeys<'_, '_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         const BYTES: usize = ElementType::Q8_0.block_bytes();

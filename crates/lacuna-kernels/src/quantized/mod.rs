@@ -53,6 +53,8 @@ pub(crate) struct Product<'a, 'b> {
 impl Kernel for Product<'_, '_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         with_format!(self.weights.dtype(), |D| self.format::<S, D>(s));

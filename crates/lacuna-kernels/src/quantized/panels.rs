@@ -329,6 +329,8 @@ struct Pack<'a, 'b, D, P: Packing> {
 impl<D: Format, P: Packing> Kernel for Pack<'_, '_, D, P> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let first = self.start / parts::<D>();
@@ -367,6 +369,8 @@ impl<P: Packing, E: HasExtra, const R: usize, const T: usize> Kernel
     for TokenTile<'_, '_, P, E, R, T>
 {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {

@@ -118,6 +118,8 @@ struct Unpacked<'a, 'b, D, const T: usize>(Call<'a, 'b>, PhantomData<D>);
 impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut call = self.0;
@@ -157,6 +159,8 @@ struct Kept<'a, 'b, E, const T: usize>(Call<'a, 'b>, PhantomData<E>);
 
 impl<E: HasExtra, const T: usize> Kernel for Kept<'_, '_, E, T> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {

@@ -1,12 +1,10 @@
 //! AVX2 with FMA and F16C: two registers per vector, lanes 0 to 7 and 8 to 15.
 //!
-//! `vpmaddubsw` multiplies unsigned by signed bytes and saturates sums of two to 16 bits, so the
-//! weights go in as magnitudes and their signs move to the activations: `128 * 127 * 2 < 2^15`.
-//! Weights that are unsigned and small go in as they are; see [`Simd::add_pairs`].
+//! What bytes are multiplied with is a type of its own, [`Bytes`].
 //!
 //! # Safety
-//! 1. An [`Avx2`] exists only if the CPU has all instructions enabled here: `detect` is its only
-//!    maker. So calling them is sound.
+//! 1. An [`Avx2`] exists only if the CPU has AVX2, FMA and F16C, and one of [`Vnni`] only if it has AVX-VNNI
+//!    too: `detect` is its only maker. So calling what they enable is sound.
 //! 2. Loads and stores go through references to arrays of the size of the access, unaligned.
 //! 3. Reads of a [`Tile`] are within its rows (the bounds are asserted once for all rows), and
 //!    every row lies within the tile's bytes.
@@ -19,23 +17,210 @@ use super::{Kernel, Products, Registers, Simd, SingleToken};
 use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
-/// Proof that the CPU has AVX2, FMA and F16C.
+/// Proof that the CPU has AVX2, FMA and F16C, and what it multiplies bytes with.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<B = Pairs>(B);
 
-impl Avx2 {
+impl<B: Bytes> Avx2<B> {
     /// The level, if this CPU has it.
     pub(crate) fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        all.then_some(Self(()))
+        B::detect().filter(|_| all).map(Self)
+    }
+}
+
+/// Products of bytes; a value is the proof that the CPU has the instructions, where it has AVX2.
+pub(crate) trait Bytes: Copy + Send + Sync + 'static {
+    /// How packed panels are multiplied.
+    const PRODUCTS: Products;
+    /// Tokens per tile of quantized activations.
+    const TOKENS: usize;
+    /// What weights are stored with, to be added to them: -128, modulo 256, makes them unsigned and 128 too large.
+    const BIAS: i8;
+
+    /// The proof, if this CPU has them.
+    fn detect() -> Option<Self>;
+
+    /// Runs `kernel` compiled for these instructions.
+    ///
+    /// # Safety
+    /// The CPU has AVX2, FMA and F16C.
+    unsafe fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// See [`Simd::dot_start`].
+    fn dot_start(self, bias: [__m256i; 2]) -> [__m256i; 2];
+
+    /// Adds to each lane the product of four weights below 128, unsigned, and four signed bytes.
+    ///
+    /// # Safety
+    /// The CPU has AVX2.
+    unsafe fn dot_unsigned(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i;
+
+    /// The same of weights as they are stored.
+    ///
+    /// # Safety
+    /// The CPU has AVX2.
+    unsafe fn dot4(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i;
+
+    /// See [`Simd::dot_rows`], of which the bounds have been checked.
+    ///
+    /// # Safety
+    /// The CPU has AVX2, and `at + 32` does not exceed the rows.
+    unsafe fn dot_rows<const T: usize>(
+        self,
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: &[&ActivationBlock<1>; T],
+    ) -> [[__m256i; 2]; T];
+}
+
+/// What all AVX2 has: `vpmaddubsw` multiplies unsigned by signed bytes and saturates sums of two to 16 bits, so
+/// weights go in as magnitudes and their signs move to the activations: `128 * 127 * 2 < 2^15`. Weights that are
+/// unsigned and small go in as they are; see [`Simd::add_pairs`].
+#[derive(Clone, Copy)]
+pub(crate) struct Pairs(());
+
+impl Bytes for Pairs {
+    const PRODUCTS: Products = Products::Pairs;
+    const TOKENS: usize = 4;
+    const BIAS: i8 = 0;
+
+    fn detect() -> Option<Self> {
+        Some(Self(()))
+    }
+
+    #[inline(always)]
+    unsafe fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: by the caller's promise.
+        unsafe { enter(Avx2(self), kernel) }
+    }
+
+    #[inline(always)]
+    fn dot_start(self, _: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: 1.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_unsigned(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(weights, activations);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot4(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let signed = _mm256_sign_epi8(activations, weights);
+            self.dot_unsigned(sum, _mm256_abs_epi8(weights), signed)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_rows<const T: usize>(
+        self,
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: &[&ActivationBlock<1>; T],
+    ) -> [[__m256i; 2]; T] {
+        // SAFETY: by the caller's promise; a block has 32 bytes.
+        unsafe {
+            let q = each!([_mm256_setzero_si256(); 2], |t| widen_bytes(
+                blocks[t].q[0].as_ptr().cast()
+            ));
+            let low: [_; T] = dot_rows(tile, 0, at, &q);
+            let high: [_; T] = dot_rows(tile, 8, at, &q);
+            each!([low[0]; 2], |t| [low[t], high[t]])
+        }
+    }
+}
+
+/// AVX-VNNI, which many processors without AVX-512 have since 2021: `vpdpbusd` multiplies unsigned by signed bytes
+/// and adds four of them to 32 bits. Weights are kept as unsigned bytes, 128 too large, and sums start with what
+/// corrects it.
+#[derive(Clone, Copy)]
+pub(crate) struct Vnni(());
+
+impl Bytes for Vnni {
+    const PRODUCTS: Products = Products::Quads;
+    const TOKENS: usize = 4;
+    const BIAS: i8 = -128;
+
+    fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avxvnni").then_some(Self(()))
+    }
+
+    #[inline(always)]
+    unsafe fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // A constant, so that what multiplies no bytes is compiled once for both.
+        if const { K::MULTIPLIES_BYTES } {
+            // SAFETY: 1, by the caller's promise.
+            unsafe { enter_vnni(Avx2(self), kernel) }
+        } else {
+            // SAFETY: by the caller's promise.
+            unsafe { enter(Avx2(Pairs(())), kernel) }
+        }
+    }
+
+    #[inline(always)]
+    fn dot_start(self, bias: [__m256i; 2]) -> [__m256i; 2] {
+        bias
+    }
+
+    #[inline(always)]
+    unsafe fn dot_unsigned(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        // SAFETY: 1.
+        unsafe { _mm256_dpbusd_avx_epi32(sum, weights, activations) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot4(self, sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { self.dot_unsigned(sum, weights, activations) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_rows<const T: usize>(
+        self,
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: &[&ActivationBlock<1>; T],
+    ) -> [[__m256i; 2]; T] {
+        // SAFETY: 1, by the caller's promise.
+        unsafe {
+            let bias = _mm256_set1_epi8(Self::BIAS);
+            let mut sums = each!([bias; 2], |t| [_mm256_set1_epi32(blocks[t].start[0]); 2]);
+            for quarter in 0..4 {
+                // Eight rows and half of the block at a time.
+                let (rows, half) = (quarter % 2, quarter / 2);
+                let words = columns(tile, 8 * rows, at + 16 * half);
+                for g in 0..4 {
+                    let word = _mm256_xor_si256(words[g], bias);
+                    for t in 0..T {
+                        let values = _mm256_set1_epi32(blocks[t].q[0][4 * half + g] as i32);
+                        sums[t][rows] = self.dot_unsigned(sums[t][rows], word, values);
+                    }
+                }
+            }
+            sums
+        }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 fn enter<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+    kernel.run(simd)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[inline(never)]
+fn enter_vnni<K: Kernel>(simd: Avx2<Vnni>, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
@@ -87,15 +272,6 @@ fn sum(x: [__m256; 2]) -> f32 {
     let by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps::<1>(by8));
     let by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
     _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)))
-}
-
-/// Four weights times four activations, added to each lane.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn dot4(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-    let signed = _mm256_sign_epi8(activations, weights);
-    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed);
-    _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
 /// See [`Simd::largest`].
@@ -348,26 +524,26 @@ macro_rules! both {
     }};
 }
 
-impl Simd for Avx2 {
+impl<B: Bytes> Simd for Avx2<B> {
     type F = [__m256; 2];
     type U = [__m256i; 2];
 
     const REGISTERS: Registers = Registers::Few;
-    const TOKENS: usize = 4;
+    const TOKENS: usize = B::TOKENS;
     const TILES: usize = 1;
-    const PRODUCTS: Products = Products::Pairs;
+    const PRODUCTS: Products = B::PRODUCTS;
     const SINGLE_TOKEN: SingleToken = SingleToken::Eight;
     const START: i32 = 0;
 
     #[inline(always)]
     fn avx2(self) -> Option<Avx2> {
-        Some(self)
+        Some(Avx2(Pairs(())))
     }
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: 1.
-        unsafe { enter(self, kernel) }
+        unsafe { self.0.enter(kernel) }
     }
 
     #[inline(always)]
@@ -719,7 +895,13 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn weights(self, bytes: Self::U, offset: i8) -> Self::U {
-        both!(|bytes| _mm256_add_epi8(bytes, _mm256_set1_epi8(offset)))
+        let biased = offset.wrapping_add(B::BIAS);
+        both!(|bytes| _mm256_add_epi8(bytes, _mm256_set1_epi8(biased)))
+    }
+
+    #[inline(always)]
+    fn dot_start(self, bias: Self::U) -> Self::U {
+        self.0.dot_start(bias)
     }
 
     #[inline(always)]
@@ -822,10 +1004,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
-        both!(|sum, weights, activations| {
-            let pairs = _mm256_maddubs_epi16(weights, activations);
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
+        both!(|sum, weights, activations| self.0.dot_unsigned(sum, weights, activations))
     }
 
     #[inline(always)]
@@ -839,20 +1018,13 @@ impl Simd for Avx2 {
             at + 32 <= tile.row_bytes(),
             "a block at {at} exceeds the row"
         );
-        // SAFETY: 1, 3; a block has 32 bytes.
-        unsafe {
-            let q = each!([_mm256_setzero_si256(); 2], |t| widen_bytes(
-                blocks[t].q[0].as_ptr().cast()
-            ));
-            let low: [_; T] = dot_rows(tile, 0, at, &q);
-            let high: [_; T] = dot_rows(tile, 8, at, &q);
-            each!([low[0]; 2], |t| [low[t], high[t]])
-        }
+        // SAFETY: 1, 3.
+        unsafe { self.0.dot_rows(tile, at, &blocks) }
     }
 
     #[inline(always)]
     fn dot4(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
-        both!(|sum, weights, activations| dot4(sum, weights, activations))
+        both!(|sum, weights, activations| self.0.dot4(sum, weights, activations))
     }
 
     #[inline(always)]

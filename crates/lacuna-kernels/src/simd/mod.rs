@@ -47,6 +47,10 @@ pub(crate) trait Kernel {
     /// What it returns.
     type Output;
 
+    /// Whether it, or what it runs at a level, multiplies bytes or prepares them for that. What does not is the
+    /// same at levels that differ in that alone.
+    const MULTIPLIES_BYTES: bool = false;
+
     /// Runs at the level of `simd`; must be `#[inline(always)]`, like all it calls in its loops.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

@@ -271,6 +271,8 @@ impl Inputs {
 impl Kernel for &Inputs {
     type Output = Results;
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Results {
         let mut out = Vec::new();

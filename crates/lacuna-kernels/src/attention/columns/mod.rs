@@ -151,6 +151,8 @@ pub(super) struct Tile<'a, 'b, A> {
 impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         match self.scored.vectors() {

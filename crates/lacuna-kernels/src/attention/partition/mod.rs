@@ -202,6 +202,8 @@ pub(super) struct Partition<'a, 'b> {
 impl Kernel for Partition<'_, '_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let Loaded {
