@@ -8,7 +8,6 @@ check:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     cargo clippy -p lacuna-pages --all-targets --no-default-features --locked -- -D warnings
-    cargo clippy -p lacuna-gpu --all-targets --all-features --locked -- -D warnings
 
 # Every test of the workspace.
 test:
@@ -37,7 +36,7 @@ test-neon *options:
 # The scheduler, the prefix cache and the pool through everything that can happen, with new seeds for so
 # many seconds. A failure names its seed: LACUNA_SIMULATION_SEED=... runs that one again.
 simulate seconds="60":
-    LACUNA_SIMULATION_SECONDS={{seconds}} cargo test -p lacuna-engine --lib --locked simulation::whatever -- --nocapture
+    LACUNA_SIMULATION_SECONDS={{seconds}} cargo test --locked --lib simulation::whatever -- --nocapture
 
 # The server with the official OpenAI client and a browser; installs both.
 test-server:

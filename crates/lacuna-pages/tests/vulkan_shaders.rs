@@ -1,5 +1,5 @@
 //! The committed SPIR-V is what its source compiles to. After changing a kernel, or naga, run
-//! `LACUNA_WRITE_SHADERS=1 cargo test -p lacuna-pages --features vulkan-shaders --test vulkan_shaders`.
+//! `LACUNA_WRITE_SHADERS=1 cargo test -p lacuna-pages --test vulkan_shaders`.
 
 use std::path::Path;
 

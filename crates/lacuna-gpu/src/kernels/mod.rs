@@ -19,7 +19,7 @@ mod constants;
 mod kept;
 #[cfg(test)]
 mod stored;
-#[cfg(all(test, feature = "shaders"))]
+#[cfg(test)]
 mod tests;
 
 use std::ffi::CStr;
@@ -83,7 +83,7 @@ struct Module {
     name: &'static str,
     entry: &'static CStr,
     #[cfg_attr(
-        not(all(test, feature = "shaders")),
+        not(test),
         expect(dead_code, reason = "for the test that compares")
     )]
     sources: &'static [&'static str],

@@ -1,5 +1,5 @@
 //! The committed SPIR-V is what its source compiles to. After changing a kernel, or naga, run
-//! `LACUNA_WRITE_SHADERS=1 cargo test -p lacuna-gpu --features shaders --lib kernels`.
+//! `LACUNA_WRITE_SHADERS=1 cargo test -p lacuna-gpu --lib kernels`.
 
 use std::path::Path;
 
