@@ -15,9 +15,11 @@ use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
 use crate::elementwise::activation::{Activation, with_function};
 use crate::elementwise::{AddToRows, ApplyToRows};
-use crate::grid::Grid;
+use crate::grid::{Block, Grid};
 use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
+#[cfg(target_arch = "x86_64")]
+use crate::rounded;
 use crate::share::{Cut, Part, Share};
 use crate::simd::{Bf16Products, Kernel, LANES, Simd};
 use crate::store::Store;
@@ -108,7 +110,20 @@ impl Default for CpuConfig {
 impl CpuConfig {
     /// Bytes of the buffers that each thread has for itself.
     pub fn bytes_per_thread(&self) -> usize {
-        Scratch::new(self.precision).bytes()
+        let level = self.named_level().ok().flatten();
+        Scratch::new(self.precision, level.unwrap_or_else(Level::best)).bytes()
+    }
+
+    /// The level that it or the environment names.
+    fn named_level(&self) -> Result<Option<Level>, CpuError> {
+        let forced = std::env::var(LEVEL_VARIABLE)
+            .ok()
+            .filter(|name| !name.is_empty());
+        match (self.level, forced) {
+            (Some(level), _) => Ok(Some(level)),
+            (None, Some(name)) => name.parse().map(Some),
+            (None, None) => Ok(None),
+        }
     }
 }
 
@@ -116,20 +131,33 @@ impl CpuConfig {
 struct Scratch {
     panel: quantized::PanelBuffer,
     float: float::Buffers,
+    #[cfg(target_arch = "x86_64")]
+    rounded: Option<rounded::Buffer>,
     attention: attention::Buffers,
 }
 
 impl Scratch {
-    fn new(precision: MatmulPrecision) -> Self {
+    fn new(precision: MatmulPrecision, level: Level) -> Self {
+        let rounded = precision == MatmulPrecision::Bf16;
+        #[cfg(target_arch = "x86_64")]
+        let tiles = rounded && level == Level::Amx;
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = level;
         Self {
             panel: quantized::PanelBuffer::new(),
-            float: float::Buffers::new(precision == MatmulPrecision::Bf16),
+            float: float::Buffers::new(rounded),
+            #[cfg(target_arch = "x86_64")]
+            rounded: tiles.then(crate::rounded::Buffer::new),
             attention: attention::Buffers::new(),
         }
     }
 
     fn bytes(&self) -> usize {
-        self.panel.bytes() + self.float.bytes() + self.attention.bytes()
+        #[cfg(target_arch = "x86_64")]
+        let rounded = self.rounded.as_ref().map_or(0, |buffer| buffer.bytes());
+        #[cfg(not(target_arch = "x86_64"))]
+        let rounded = 0;
+        self.panel.bytes() + self.float.bytes() + rounded + self.attention.bytes()
     }
 }
 
@@ -166,14 +194,7 @@ impl Cpu {
     /// [`CpuError`] when the level is unknown or not available, has no instructions for the precision, or a thread
     /// cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
-        let forced = std::env::var(LEVEL_VARIABLE)
-            .ok()
-            .filter(|name| !name.is_empty());
-        let level = match (config.level, forced) {
-            (Some(level), _) => level,
-            (None, Some(name)) => name.parse()?,
-            (None, None) => Level::best(),
-        };
+        let level = config.named_level()?.unwrap_or_else(Level::best);
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
         let rounded = match config.precision {
             MatmulPrecision::F32 => None,
@@ -181,7 +202,7 @@ impl Cpu {
                 Some(Bf16Products::detect(level).ok_or(CpuError::NoBf16(level))?)
             }
         };
-        let scratch = || Scratch::new(config.precision);
+        let scratch = || Scratch::new(config.precision, level);
         let pool = Pool::new(config.threads, scratch).map_err(CpuError::Threads)?;
         Ok(Self {
             level,
@@ -359,23 +380,8 @@ impl Cpu {
             &self.pool,
             |which, mut out, scratch| {
                 let (weights, bias) = linears[which];
-                if weights.dtype().is_quantized() {
-                    self.proof.run(quantized::Product {
-                        weights,
-                        x,
-                        out: out.reborrow(),
-                        threads: self.pool.threads(),
-                        panel: &mut scratch.panel,
-                    });
-                } else {
-                    self.proof.run(float::Product {
-                        weights,
-                        x,
-                        out: out.reborrow(),
-                        rounded: self.rounded,
-                        buffers: &mut scratch.float,
-                    });
-                }
+                let threads = self.pool.threads();
+                self.product(weights, x, out.reborrow(), threads, scratch);
                 let bias = bias.map(|bias| &bias[out.cols()]);
                 match (function, bias) {
                     (Some(function), bias) => {
@@ -592,9 +598,63 @@ impl Cpu {
         with_simd!(self.proof, |simd| of(simd))
     }
 
+    /// Whether a matrix is multiplied by tiles of bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn multiplies_tiles(&self, weights: &Matrix<'_>) -> bool {
+        let rounds = self.rounded.is_some() && self.level == Level::Amx;
+        rounds && rounded::takes(weights)
+    }
+
+    /// Writes the products of a matrix with all tokens of `x` in a block of columns of the output, on this thread,
+    /// which shares the rows with `threads - 1` others.
+    fn product(
+        &self,
+        weights: &Matrix<'_>,
+        x: &Activations<'_>,
+        out: Block<'_, f32>,
+        threads: usize,
+        scratch: &mut Scratch,
+    ) {
+        let panel = &mut scratch.panel;
+        if weights.dtype().is_quantized() {
+            return self.proof.run(quantized::Product {
+                weights,
+                x,
+                out,
+                threads,
+                panel,
+            });
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(proof) = self.rounded.filter(|_| self.multiplies_tiles(weights)) {
+            return self.proof.run(rounded::Product {
+                weights,
+                x,
+                out,
+                proof,
+                panel,
+                buffer: scratch
+                    .rounded
+                    .as_mut()
+                    .expect("a buffer for rounded tokens"),
+            });
+        }
+        self.proof.run(float::Product {
+            weights,
+            x,
+            out,
+            rounded: self.rounded,
+            buffers: &mut scratch.float,
+        });
+    }
+
     /// Tokens of a task of products with some matrices. Those of float matrices read their tokens again for
     /// every few rows: so they have as many as a cache holds.
     fn band_tokens<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if weights.into_iter().all(|w| self.multiplies_tiles(w)) {
+            return rounded::band_tokens(tokens);
+        }
         let float = weights.iter().all(|w| !w.dtype().is_quantized());
         match float && tokens > float::FEW_TOKENS {
             true => float::band_tokens(tokens),

@@ -24,6 +24,8 @@ pub enum Level {
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
+    /// The same with AMX for bf16: servers since 2023.
+    Amx,
     /// 64-bit ARM with NEON, which all have.
     Neon,
     /// 64-bit ARM with dot products of bytes too: most since 2018.
@@ -34,11 +36,12 @@ pub enum Level {
 
 impl Level {
     /// Every level of every architecture, the slower ones of each first.
-    pub const ALL: [Level; 7] = [
+    pub const ALL: [Level; 8] = [
         Level::Portable,
         Level::Avx2,
         Level::AvxVnni,
         Level::Avx512Vnni,
+        Level::Amx,
         Level::Neon,
         Level::NeonDotprod,
         Level::NeonI8mm,
@@ -63,6 +66,7 @@ impl Level {
             Level::Avx2 => "avx2",
             Level::AvxVnni => "avxvnni",
             Level::Avx512Vnni => "avx512vnni",
+            Level::Amx => "amx",
             Level::Neon => "neon",
             Level::NeonDotprod => "neondotprod",
             Level::NeonI8mm => "neoni8mm",
@@ -133,6 +137,8 @@ impl Proof {
             Level::AvxVnni => Avx2::detect().map(Proof::AvxVnni),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Vnni => Avx512Vnni::detect().map(Proof::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => Avx512Vnni::detect_amx().map(Proof::Avx512Vnni),
             #[cfg(target_arch = "aarch64")]
             Level::Neon => Neon::detect().map(Proof::Neon),
             #[cfg(target_arch = "aarch64")]

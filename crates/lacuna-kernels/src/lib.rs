@@ -39,6 +39,8 @@ mod limits;
 mod matrix;
 mod quantized;
 mod recurrence;
+#[cfg(target_arch = "x86_64")]
+mod rounded;
 mod share;
 mod simd;
 mod store;

@@ -9,6 +9,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::cpu::Cpu;
+#[cfg(target_arch = "x86_64")]
+use crate::level::Level;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx;
 use crate::simd::{Bf16Products, Kernel, LANES, Products, Registers, Simd, each};
 
 /// Bytes that a task reads.
@@ -53,6 +57,13 @@ impl Cpu {
     /// ([`MatmulPrecision::Bf16`](crate::MatmulPrecision::Bf16)).
     pub fn measure_bf16_products(&self) -> Option<f64> {
         let proof = self.rounded()?;
+        #[cfg(target_arch = "x86_64")]
+        if self.level() == Level::Amx {
+            // A step of tiles is as much as many of vectors.
+            let tasks = self.threads() * ARITHMETIC_TASKS;
+            let elapsed = self.measure(tasks, |_| TileProducts);
+            return Some((tasks * amx::PRODUCTS * STEPS / 16) as f64 / elapsed.as_secs_f64());
+        }
         Some(self.measure_arithmetic(Arithmetic::Bf16(proof)))
     }
 
@@ -181,6 +192,21 @@ impl Kernel for Arithmetic {
             Registers::Many => self.chains::<S, 4>(s),
             Registers::Few => self.chains::<S, 2>(s),
         }
+    }
+}
+
+/// Products of tiles that registers hold.
+#[cfg(target_arch = "x86_64")]
+struct TileProducts;
+
+#[cfg(target_arch = "x86_64")]
+impl Kernel for TileProducts {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let amx = s.amx().expect("a level with AMX");
+        amx::Tiles::new(amx).multiply_zeros(STEPS / 16);
     }
 }
 

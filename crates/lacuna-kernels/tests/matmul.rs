@@ -156,6 +156,22 @@ fn float_rows_around_a_block_and_tokens_around_a_group_match_f64() {
 }
 
 #[test]
+fn float_rows_of_whole_blocks_match_f64() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        for (rows, cols, tokens) in [
+            (1, 32, 1),
+            (15, 256, 16),
+            (17, 288, 31),
+            (129, 1056, 33),
+            (300, 64, 300),
+            (20, 6208, 49),
+        ] {
+            check(dtype, rows, cols, tokens);
+        }
+    }
+}
+
+#[test]
 fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         for (rows, cols, tokens) in [
@@ -165,6 +181,9 @@ fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
             (33, 520, 197),
             // More tokens than a task has.
             (20, 37, 533),
+            // Whole blocks: fewer columns than are rounded at once, and more.
+            (140, 96, 281),
+            (37, 3136, 70),
         ] {
             let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
             let x = Random::new(8).units(tokens * cols);

@@ -9,7 +9,6 @@ use crate::experts::{
 };
 use crate::grid::Grid;
 use crate::simd::LANES;
-use crate::{float, quantized};
 
 impl Cpu {
     /// Chooses the experts of each token from a router's `logits`, `[tokens, experts]`, which are used
@@ -180,24 +179,7 @@ impl Cpu {
                 assert_eq!(matrix.rows(), rows, "rows of an expert's matrix");
                 assert_eq!(matrix.cols(), x.cols, "columns of an expert's matrix");
                 let x = &x.band(band);
-                let weights = &matrix;
-                if matrix.dtype().is_quantized() {
-                    self.proof.run(quantized::Product {
-                        weights,
-                        x,
-                        out: out.reborrow(),
-                        threads: 1,
-                        panel: &mut scratch.panel,
-                    });
-                } else {
-                    self.proof.run(float::Product {
-                        weights,
-                        x,
-                        out: out.reborrow(),
-                        rounded: self.rounded,
-                        buffers: &mut scratch.float,
-                    });
-                }
+                self.product(&matrix, x, out.reborrow(), 1, scratch);
                 if let Some(bias) = bias {
                     let bias = &bias[out.cols()];
                     self.proof.run(AddToRows { out, bias });

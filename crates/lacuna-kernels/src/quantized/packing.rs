@@ -11,16 +11,7 @@ use std::ops::Range;
 
 use super::panel::PackedBlock;
 use crate::activations::ActivationBlock;
-use crate::simd::{LANES, Simd, each};
-
-/// One word of sixteen rows.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Line(pub(super) [u32; LANES]);
-
-impl Line {
-    pub(crate) const ZERO: Self = Self([0; LANES]);
-}
+use crate::simd::{Line, Simd, each};
 
 /// The weights of a block, of which a buffer holds many.
 pub(super) trait Lines: Copy + 'static {

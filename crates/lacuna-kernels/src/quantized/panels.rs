@@ -5,13 +5,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::packing::{Bytes, Line, Lines, Packing, Squares};
+use super::packing::{Bytes, Lines, Packing, Squares};
 use super::panel::{HasExtra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Products, Simd, each};
+use crate::simd::{Kernel, LANES, Line, Products, Simd, each};
 use crate::tile::Tile;
 
 /// Panels that are packed before tokens are multiplied with them.
@@ -39,7 +39,7 @@ pub(super) const BUFFER_BLOCKS: usize = PANELS * MOST_TILES * MOST_BLOCKS;
 
 /// Where a worker packs panels: tile after tile, block after block.
 pub(crate) struct Buffer {
-    pub(super) words: Box<[Line]>,
+    pub(crate) words: Box<[Line]>,
     pub(super) scales: Box<[Scales]>,
 }
 

@@ -19,14 +19,15 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use super::amx::Amx;
 use super::avx2::{Avx2, bytes_and_sums};
 use super::{Bf16Products, Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
-/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, beside AVX2.
+/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, beside AVX2, and that of AMX where the level has it.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Vnni(Avx2);
+pub(crate) struct Avx512Vnni(Avx2, Option<Amx>);
 
 const MAGIC: f32 = 12_582_912.0;
 
@@ -38,7 +39,14 @@ impl Avx512Vnni {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
-        Avx2::detect().filter(|_| all).map(Self)
+        let avx2 = Avx2::detect().filter(|_| all)?;
+        Some(Self(avx2, None))
+    }
+
+    /// The level with AMX, if this CPU has it.
+    pub(crate) fn detect_amx() -> Option<Self> {
+        let Self(avx2, _) = Self::detect()?;
+        Some(Self(avx2, Some(Amx::detect()?)))
     }
 
     /// Proof that the CPU permutes bytes, too.
@@ -301,6 +309,13 @@ impl Simd for Avx512Vnni {
         Some(self)
     }
 
+    const MAY_HAVE_AMX: bool = true;
+
+    #[inline(always)]
+    fn amx(self) -> Option<Amx> {
+        self.1
+    }
+
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: 1.
@@ -541,6 +556,12 @@ impl Simd for Avx512Vnni {
     fn bits_to_f32(self, x: __m512i) -> __m512 {
         // SAFETY: 1.
         unsafe { _mm512_castsi512_ps(x) }
+    }
+
+    #[inline(always)]
+    fn to_bits(self, x: __m512) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_castps_si512(x) }
     }
 
     #[inline(always)]

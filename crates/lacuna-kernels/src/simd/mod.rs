@@ -26,6 +26,8 @@ macro_rules! each {
 pub(crate) use each;
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -41,6 +43,15 @@ use crate::tile::Tile;
 
 /// Lanes of every vector.
 pub(crate) const LANES: usize = 16;
+
+/// A word of each lane, in memory.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [u32; LANES]);
+
+impl Line {
+    pub(crate) const ZERO: Self = Self([0; LANES]);
+}
 
 /// An operation that can run at any level.
 pub(crate) trait Kernel {
@@ -111,7 +122,8 @@ impl Bf16Products {
     /// The instructions, if this CPU has them beside a level.
     pub(crate) fn detect(level: Level) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        if level == Level::Avx512Vnni && is_x86_feature_detected!("avx512bf16") {
+        let wide = matches!(level, Level::Avx512Vnni | Level::Amx);
+        if wide && is_x86_feature_detected!("avx512bf16") {
             return Some(Self(()));
         }
         let _ = level;
@@ -148,6 +160,15 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The same of AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     fn avx512(self) -> Option<avx512::Avx512Vnni> {
+        None
+    }
+
+    /// Whether a level of these operations has AMX.
+    const MAY_HAVE_AMX: bool = false;
+
+    /// The proof that the CPU multiplies tiles, where the level in use has it.
+    #[cfg(target_arch = "x86_64")]
+    fn amx(self) -> Option<amx::Amx> {
         None
     }
 
@@ -239,6 +260,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn i_shr(self, x: Self::U, bits: u32) -> Self::U;
     /// The bits of lanes as floats.
     fn bits_to_f32(self, x: Self::U) -> Self::F;
+    /// The bits of floats.
+    #[inline(always)]
+    fn to_bits(self, x: Self::F) -> Self::U {
+        let mut lanes = [0.0; LANES];
+        self.store(x, &mut lanes);
+        self.u_load(&lanes.map(f32::to_bits))
+    }
     /// Lanes as signed integers to floats.
     fn i_to_f32(self, x: Self::U) -> Self::F;
     /// The binary16 in the lower half of each lane.
