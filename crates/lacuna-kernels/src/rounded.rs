@@ -36,8 +36,12 @@ const MOST_TOKENS: usize = 256;
 /// Most blocks of columns of tokens that are rounded at once: 1.5 MiB of as many tokens.
 const TOKEN_BLOCKS: usize = 96;
 
+/// Rows that are read side by side: one alone does not reach what memory delivers, and of sixteen loads wait for stores
+/// that a few bits of their addresses are taken for.
+const STREAMS: usize = 4;
+
 /// How far ahead of their use rows are prefetched, in bytes.
-const PREFETCH_BYTES: usize = 512;
+const PREFETCH_BYTES: usize = 1024;
 
 /// Whether a matrix is multiplied here: one of floats, of whole blocks of columns.
 pub(crate) fn takes(weights: &Matrix<'_>) -> bool {
@@ -119,16 +123,10 @@ impl Product<'_, '_> {
         let words = &mut self.panel.words;
         let (panel, sums) = words.split_at_mut(MOST_TILES * PANEL_BLOCKS * ROWS);
         let (rows, mut start) = (self.out.cols(), 0);
-        // Of tokens that are multiplied together, rows are rounded a few blocks at a time, so that the next are read
-        // while these are multiplied.
-        let (most_tiles, panel_blocks) = match tokens.len() <= TOGETHER * ROWS {
-            true => (TOGETHER, BLOCKS_TOGETHER),
-            false => (MOST_TILES, PANEL_BLOCKS),
-        };
         while start < rows.len() {
             let mut tiles = [const { Rows::NONE }; MOST_TILES];
             let mut count = 0;
-            for tile in &mut tiles[..most_tiles] {
+            for tile in &mut tiles {
                 if start == rows.len() {
                     break;
                 }
@@ -143,7 +141,6 @@ impl Product<'_, '_> {
                 x: &self.buffer.0,
                 tokens,
                 columns,
-                panel_blocks,
                 tiles: &tiles[..count],
                 panel: panel.as_chunks_mut().0,
                 sums: sums.as_chunks_mut().0,
@@ -196,7 +193,6 @@ type Rounded = [Line; ROWS];
 
 /// Rounds the blocks of columns from `start` on, as many as there is room for.
 struct Round<'a, 'b> {
-    proof: Bf16Products,
     tile: &'a Tile<'b>,
     start: usize,
     out: &'a mut [Rounded],
@@ -205,24 +201,21 @@ struct Round<'a, 'b> {
 impl Round<'_, '_> {
     /// `load` makes 32 columns of their bytes.
     #[inline(always)]
-    fn rows<S: Simd, const BYTES: usize>(self, s: S, load: impl Fn(S, &[u8; BYTES]) -> [S::F; 2]) {
-        let Self {
-            proof,
-            tile,
-            start,
-            out,
-        } = self;
-        // Sixteen streams, front to back: one alone does not reach what memory delivers.
-        let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |row| &tile.row(row).as_chunks().0
-            [start..][..out.len()]);
-        for (index, out) in out.iter_mut().enumerate() {
-            for row in 0..ROWS {
-                let block = &rows[row][index];
-                for line in (0..BYTES).step_by(64) {
-                    s.prefetch_far(block.as_ptr().wrapping_add(PREFETCH_BYTES + line));
+    fn rows<S: Simd, const BYTES: usize>(self, s: S, load: impl Fn(S, &[u8; BYTES]) -> S::U) {
+        let Self { tile, start, out } = self;
+        // As many bytes of rows that are rounded later, front to back.
+        for first in (0..ROWS).step_by(STREAMS) {
+            let rows: [&[[u8; BYTES]]; STREAMS] = each!(&[][..], |r| {
+                &tile.row(first + r).as_chunks().0[start..][..out.len()]
+            });
+            for (index, out) in out.iter_mut().enumerate() {
+                for r in 0..STREAMS {
+                    let block = &rows[r][index];
+                    for line in (0..BYTES).step_by(64) {
+                        s.prefetch_far(block.as_ptr().wrapping_add(PREFETCH_BYTES + line));
+                    }
+                    s.u_store(load(s, block), &mut out[first + r].0);
                 }
-                let rounded = s.round_pairs(proof, load(s, block));
-                s.u_store(s.to_bits(rounded), &mut out[row].0);
             }
         }
     }
@@ -253,8 +246,6 @@ struct Group<'a, 'b> {
     x: &'a [Line],
     tokens: &'a Range<usize>,
     columns: &'a Range<usize>,
-    /// Blocks of columns that are rounded at once.
-    panel_blocks: usize,
     tiles: &'a [Rows],
     /// What is rounded of each tile, [`PANEL_BLOCKS`] apart.
     panel: &'a mut [Rounded],
@@ -274,8 +265,8 @@ impl Kernel for Group<'_, '_> {
             self.each_sum(s, Way::In);
         }
         let all = self.columns.clone();
-        for column in all.clone().step_by(self.panel_blocks) {
-            let columns = column..all.end.min(column + self.panel_blocks);
+        for column in all.clone().step_by(PANEL_BLOCKS) {
+            let columns = column..all.end.min(column + PANEL_BLOCKS);
             self.round(s, &columns);
             for tile in (0..self.tiles.len()).step_by(TOGETHER) {
                 match self.tiles.len() - tile {
@@ -309,23 +300,23 @@ impl Group<'_, '_> {
         let (proof, first) = (self.proof, self.out.cols().start);
         for (rows, panel) in self.tiles.iter().zip(self.panel.chunks_mut(PANEL_BLOCKS)) {
             let round = Round {
-                proof,
                 tile: &Tile::new(self.weights, first + rows.start),
                 start: columns.start,
                 out: &mut panel[..columns.len()],
             };
+            let rounded = |s: S, halves: [S::F; 2]| s.to_bits(s.round_pairs(proof, halves));
             match self.weights.dtype() {
                 DType::F32 => round.rows::<S, 128>(s, |s, bytes| {
                     let halves = bytes.as_chunks().0;
-                    each!(s.splat(0.0), |i| s.load_f32_bytes(&halves[i]))
+                    rounded(s, each!(s.splat(0.0), |i| s.load_f32_bytes(&halves[i])))
                 }),
                 DType::F16 => round.rows::<S, 64>(s, |s, bytes| {
                     let halves = bytes.as_chunks().0;
-                    each!(s.splat(0.0), |i| s.load_f16(&halves[i]))
+                    rounded(s, each!(s.splat(0.0), |i| s.load_f16(&halves[i])))
                 }),
                 DType::Bf16 => round.rows::<S, 64>(s, |s, bytes| {
                     let halves = bytes.as_chunks().0;
-                    each!(s.splat(0.0), |i| s.load_bf16(&halves[i]))
+                    s.u_halves([&halves[0], &halves[1]])
                 }),
                 dtype => unreachable!("{dtype} is not a float type"),
             }

@@ -82,10 +82,7 @@ pub(crate) const VECTOR_BYTES: usize = 16;
 struct Module {
     name: &'static str,
     entry: &'static CStr,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for the test that compares")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the test that compares"))]
     sources: &'static [&'static str],
     code: &'static [u8],
     /// The same with products of packed bytes by one instruction.

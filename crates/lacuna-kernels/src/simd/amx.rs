@@ -208,8 +208,14 @@ impl Tiles {
         // SAFETY: 1, 2; nothing is read or written but registers.
         unsafe {
             asm!(
-                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4",
+                "tilezero tmm5",
+                "tilezero tmm6",
+                "tilezero tmm7",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
                 options(nostack, preserves_flags, nomem),
             );
             for _ in 0..times {
