@@ -118,7 +118,7 @@ pub struct CpuArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// How products with F32, F16 and BF16 weights are computed, and attention (scores of q8_0 keys are integers): f32, or bf16, from
-    /// numbers rounded to it, of which processors that have AVX-512 BF16 multiply twice as many at once
+    /// numbers rounded to it, of which processors with AVX-512 BF16 or AMX multiply more at once
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = precisions())]
     pub matmul_precision: MatmulPrecision,
 }
