@@ -164,6 +164,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
 
     /// Whether a level of these operations has AMX.
+    #[cfg(target_arch = "x86_64")]
     const MAY_HAVE_AMX: bool = false;
 
     /// The proof that the CPU multiplies tiles, where the level in use has it.
@@ -261,6 +262,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The bits of lanes as floats.
     fn bits_to_f32(self, x: Self::U) -> Self::F;
     /// The bits of floats.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn to_bits(self, x: Self::F) -> Self::U {
         let mut lanes = [0.0; LANES];
