@@ -60,6 +60,10 @@ pub(crate) trait Kernel {
 
     /// Whether it, or what it runs at a level, multiplies bytes or prepares them for that. What does not is the
     /// same at levels that differ in that alone.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "read by levels of x86-64")
+    )]
     const MULTIPLIES_BYTES: bool = false;
 
     /// Runs at the level of `simd`; must be `#[inline(always)]`, like all it calls in its loops.
@@ -122,9 +126,8 @@ impl Bf16Products {
     /// The instructions, if this CPU has them beside a level.
     pub(crate) fn detect(level: Level) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        let wide = matches!(level, Level::Avx512Vnni | Level::Amx);
-        if wide && is_x86_feature_detected!("avx512bf16") {
-            return Some(Self(()));
+        if matches!(level, Level::Avx512Vnni | Level::Amx) {
+            return is_x86_feature_detected!("avx512bf16").then_some(Self(()));
         }
         let _ = level;
         None
@@ -479,6 +482,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen little-endian u16, eight from each.
     fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U;
     /// Sixteen binary16.
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", test)),
+        expect(dead_code, reason = "for formats that x86-64 unpacks so")
+    )]
     fn f16_each(self, x: [u16; 16]) -> Self::F;
     /// Adds to each lane the product of four weights below 128, unsigned, and four signed bytes.
     fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
