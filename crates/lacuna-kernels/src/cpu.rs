@@ -68,7 +68,7 @@ pub enum MatmulPrecision {
     /// In f32, from weights and cached rows as they are stored.
     #[default]
     F32,
-    /// From numbers rounded to bf16, of which twice as many are multiplied at once; sums are f32.
+    /// From numbers rounded to bf16, of which more are multiplied at once; sums are f32.
     Bf16,
 }
 
@@ -110,19 +110,20 @@ impl Default for CpuConfig {
 impl CpuConfig {
     /// Bytes of the buffers that each thread has for itself.
     pub fn bytes_per_thread(&self) -> usize {
-        let level = self.named_level().ok().flatten();
-        Scratch::new(self.precision, level.unwrap_or_else(Level::best)).bytes()
+        // A level that does not exist has no threads.
+        let level = self.chosen_level().unwrap_or(Level::Portable);
+        Scratch::new(self.precision, level).bytes()
     }
 
-    /// The level that it or the environment names.
-    fn named_level(&self) -> Result<Option<Level>, CpuError> {
+    /// The level that it or the environment names, else the best.
+    fn chosen_level(&self) -> Result<Level, CpuError> {
         let forced = std::env::var(LEVEL_VARIABLE)
             .ok()
             .filter(|name| !name.is_empty());
         match (self.level, forced) {
-            (Some(level), _) => Ok(Some(level)),
-            (None, Some(name)) => name.parse().map(Some),
-            (None, None) => Ok(None),
+            (Some(level), _) => Ok(level),
+            (None, Some(name)) => name.parse(),
+            (None, None) => Ok(Level::best()),
         }
     }
 }
@@ -194,7 +195,7 @@ impl Cpu {
     /// [`CpuError`] when the level is unknown or not available, has no instructions for the precision, or a thread
     /// cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
-        let level = config.named_level()?.unwrap_or_else(Level::best);
+        let level = config.chosen_level()?;
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
         let rounded = match config.precision {
             MatmulPrecision::F32 => None,
@@ -626,17 +627,16 @@ impl Cpu {
             });
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(proof) = self.rounded.filter(|_| self.multiplies_tiles(weights)) {
+        if let (Some(proof), Some(buffer)) = (self.rounded, &mut scratch.rounded)
+            && rounded::takes(weights)
+        {
             return self.proof.run(rounded::Product {
                 weights,
                 x,
                 out,
                 proof,
                 panel,
-                buffer: scratch
-                    .rounded
-                    .as_mut()
-                    .expect("a buffer for rounded tokens"),
+                buffer,
             });
         }
         self.proof.run(float::Product {

@@ -28,6 +28,10 @@ const PREFETCH_BYTES: usize = 1024;
 const ARITHMETIC_TASKS: usize = 32;
 const STEPS: usize = 8 * 1024;
 
+/// Steps per task where one takes as long as sixteen: of four tiles, each sixteen cycles.
+#[cfg(target_arch = "x86_64")]
+const TILE_STEPS: usize = STEPS / 16;
+
 /// Empty operations whose average is a barrier.
 const BARRIERS: usize = 1000;
 
@@ -55,14 +59,15 @@ impl Cpu {
 
     /// Products of bf16 per second, summed in f32, of all threads together, where float matrices are multiplied so
     /// ([`MatmulPrecision::Bf16`](crate::MatmulPrecision::Bf16)).
+    ///
+    /// At a level with AMX they are those of its tiles, which attention does not use.
     pub fn measure_bf16_products(&self) -> Option<f64> {
         let proof = self.rounded()?;
         #[cfg(target_arch = "x86_64")]
         if self.level() == Level::Amx {
-            // A step of tiles is as much as many of vectors.
             let tasks = self.threads() * ARITHMETIC_TASKS;
             let elapsed = self.measure(tasks, |_| TileProducts);
-            return Some((tasks * amx::PRODUCTS * STEPS / 16) as f64 / elapsed.as_secs_f64());
+            return Some((tasks * TILE_STEPS * amx::PRODUCTS) as f64 / elapsed.as_secs_f64());
         }
         Some(self.measure_arithmetic(Arithmetic::Bf16(proof)))
     }
@@ -206,7 +211,7 @@ impl Kernel for TileProducts {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let amx = s.amx().expect("a level with AMX");
-        amx::Tiles::new(amx).multiply_zeros(STEPS / 16);
+        amx::Tiles::new(amx).multiply_zeros(TILE_STEPS);
     }
 }
 

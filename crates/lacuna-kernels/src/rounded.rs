@@ -36,6 +36,10 @@ const MOST_TOKENS: usize = 256;
 /// Most blocks of columns of tokens that are rounded at once: 1.5 MiB of as many tokens.
 const TOKEN_BLOCKS: usize = 96;
 
+/// Lines of the worker's buffer that panels take; sums have the others.
+const PANEL_LINES: usize = MOST_TILES * PANEL_BLOCKS * ROWS;
+const _: () = assert!(PANEL_LINES + MOST_TILES * MOST_TOKENS <= PanelBuffer::LINES);
+
 /// Rows that are read side by side: one alone does not reach what memory delivers, and of sixteen loads wait for stores
 /// that a few bits of their addresses are taken for.
 const STREAMS: usize = 4;
@@ -121,7 +125,7 @@ impl Product<'_, '_> {
         registers: &mut Tiles,
     ) {
         let words = &mut self.panel.words;
-        let (panel, sums) = words.split_at_mut(MOST_TILES * PANEL_BLOCKS * ROWS);
+        let (panel, sums) = words.split_at_mut(PANEL_LINES);
         let (rows, mut start) = (self.out.cols(), 0);
         while start < rows.len() {
             let mut tiles = [const { Rows::NONE }; MOST_TILES];
@@ -131,9 +135,9 @@ impl Product<'_, '_> {
                     break;
                 }
                 let lanes = Tile::new(self.weights, rows.start + start).lanes();
-                let end = start + lanes.len();
-                *tile = Rows { start, end, lanes };
-                (start, count) = (end, count + 1);
+                let next = start + lanes.len();
+                *tile = Rows { start, lanes };
+                (start, count) = (next, count + 1);
             }
             s.vectorize(Group {
                 weights: self.weights,
@@ -203,7 +207,6 @@ impl Round<'_, '_> {
     #[inline(always)]
     fn rows<S: Simd, const BYTES: usize>(self, s: S, load: impl Fn(S, &[u8; BYTES]) -> S::U) {
         let Self { tile, start, out } = self;
-        // As many bytes of rows that are rounded later, front to back.
         for first in (0..ROWS).step_by(STREAMS) {
             let rows: [&[[u8; BYTES]]; STREAMS] = each!(&[][..], |r| {
                 &tile.row(first + r).as_chunks().0[start..][..out.len()]
@@ -223,9 +226,8 @@ impl Round<'_, '_> {
 
 /// The rows of a tile.
 struct Rows {
-    /// Where they are in the block of the output.
+    /// Where they begin in the block of the output.
     start: usize,
-    end: usize,
     /// Their lanes.
     lanes: Range<usize>,
 }
@@ -233,7 +235,6 @@ struct Rows {
 impl Rows {
     const NONE: Self = Self {
         start: 0,
-        end: 0,
         lanes: 0..0,
     };
 }
@@ -336,8 +337,8 @@ impl Group<'_, '_> {
             for (index, token) in tokens.clone().step_by(TOGETHER * ROWS).enumerate() {
                 let sums = &mut self.sums[place([tile, TOGETHER * index])..];
                 let left = (tokens.end - token).min(TOGETHER * ROWS);
-                // Where sums are written in the end: a part of it while each blocks of columns are multiplied, because
-                // writes would wait for all of it.
+                // Where sums are written in the end: a part with each block of columns, because in the end writes
+                // would wait for all of it.
                 let share = |block: usize| (block - self.columns.start) * left / self.columns.len();
                 for token in token + share(blocks.start)..token + share(blocks.end) {
                     for rows in &self.tiles[tile..tile + R] {
@@ -376,7 +377,7 @@ impl Group<'_, '_> {
                     }
                 }
                 for (t, line) in lines[..count].iter_mut().enumerate() {
-                    let out = &mut self.out.row(first + t)[rows.start..rows.end];
+                    let out = &mut self.out.row(first + t)[rows.start..][..rows.lanes.len()];
                     let line = &mut line[rows.lanes.clone()];
                     match (way, out.first_chunk_mut(), line.first_chunk_mut()) {
                         (Way::Out, Some(out), Some(line)) => s.store(s.load(line), out),

@@ -7,7 +7,7 @@ use lacuna_kernels::{
     Activations, Cpu, DType, Expert, ExpertInput, GroupScore, Groups, Level, Matrix, Routes,
     Routing, Scores,
 };
-use support::{Random, Storage, cpu, levels, random_matrix};
+use support::{Random, Storage, cpu, cpus, levels, random_matrix};
 
 const PLAIN: Routing = Routing {
     experts: 12,
@@ -281,7 +281,8 @@ fn a_batch_has_what_each_token_has_of_each_expert_alone() {
         let [gate, up] = [1, 100].map(|seed| Layer::new(dtype, inner, hidden, seed));
         let down = Layer::new(dtype, hidden, inner, 200);
         let layers = [&gate, &up, &down];
-        for level in levels() {
+        for (one, several) in cpus(1).zip(cpus(3)) {
+            let (level, precision) = (one.level(), one.precision());
             for tokens in [1, 2, 3, 7, 16, 40, 150] {
                 let mut random = Random::new(tokens as u64);
                 let x = random.units(tokens * hidden);
@@ -291,12 +292,15 @@ fn a_batch_has_what_each_token_has_of_each_expert_alone() {
                     row[0] += 1.5;
                     row[5] -= 3.0;
                 }
-                let one = cpu(level, 1);
                 let alone = block_alone(&one, layers, &x, &logits);
                 assert!(alone.iter().all(|x| x.is_finite()));
-                for threads in [1, 3] {
-                    let together = block(&cpu(level, threads), layers, &x, &logits);
-                    assert!(together == alone, "{dtype} {level:?}, {tokens}, {threads}");
+                for cpu in [&one, &several] {
+                    let together = block(cpu, layers, &x, &logits);
+                    assert!(
+                        together == alone,
+                        "{dtype} {level:?} {precision:?}, {tokens}, {}",
+                        cpu.threads()
+                    );
                 }
             }
         }

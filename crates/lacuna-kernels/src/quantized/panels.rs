@@ -44,9 +44,12 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// Lines that it has room for.
+    pub(crate) const LINES: usize = PANELS * MOST_TILES * MOST_LINES;
+
     pub(crate) fn new() -> Self {
         Self {
-            words: vec![Line::ZERO; PANELS * MOST_TILES * MOST_LINES].into_boxed_slice(),
+            words: vec![Line::ZERO; Self::LINES].into_boxed_slice(),
             scales: vec![Scales::ZERO; BUFFER_BLOCKS].into_boxed_slice(),
         }
     }

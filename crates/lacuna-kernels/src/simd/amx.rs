@@ -9,6 +9,7 @@
 //! 2. While a [`Tiles`] lives, the thread has its configuration: it cannot leave the thread, and a second one is not made
 //!    before it is dropped.
 //! 3. Tiles are read and written whole: sixteen lines, which what is passed has from there on; lengths are checked before.
+//! 4. The compiler has no use for tile registers, so they keep what one statement puts there for the next.
 #![expect(unsafe_code, reason = "instructions; see # Safety")]
 
 use std::arch::asm;
@@ -133,7 +134,7 @@ impl Tiles {
         let mut weights = weights.map(|weights| weights.as_ptr());
         let mut x = x.map(|x| x.as_ptr());
         let sums: *mut [Line; ROWS] = sums.as_mut_ptr();
-        // SAFETY: 1, 2; 3: lengths are checked above.
+        // SAFETY: 1, 2, 4; 3: lengths are checked above.
         unsafe {
             macro_rules! tile {
                 ($instruction:literal, $at:expr) => {
@@ -200,12 +201,10 @@ impl Tiles {
             }
         }
     }
-}
 
-impl Tiles {
     /// [`PRODUCTS`] so many times, of zeros that are in registers: what the machine does at best.
     pub(crate) fn multiply_zeros(&self, times: usize) {
-        // SAFETY: 1, 2; nothing is read or written but registers.
+        // SAFETY: 1, 2, 4; nothing is read or written but registers.
         unsafe {
             asm!(
                 "tilezero tmm4",

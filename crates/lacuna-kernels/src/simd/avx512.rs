@@ -298,6 +298,7 @@ impl Simd for Avx512Vnni {
     const PRODUCTS: Products = Products::Quads;
     const SINGLE_TOKEN: SingleToken = SingleToken::Eight;
     const START: i32 = MAGIC.to_bits() as i32;
+    const MAY_HAVE_AMX: bool = true;
 
     #[inline(always)]
     fn avx2(self) -> Option<Avx2> {
@@ -308,8 +309,6 @@ impl Simd for Avx512Vnni {
     fn avx512(self) -> Option<Self> {
         Some(self)
     }
-
-    const MAY_HAVE_AMX: bool = true;
 
     #[inline(always)]
     fn amx(self) -> Option<Amx> {

@@ -153,6 +153,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const SINGLE_TOKEN: SingleToken;
     /// What [`Simd::dot_start`] takes for nothing; the sum of the activations is in it too.
     const START: i32;
+    /// Whether a level of these operations has AMX.
+    #[cfg(target_arch = "x86_64")]
+    const MAY_HAVE_AMX: bool = false;
 
     /// The proof that the CPU has AVX2, where the level has it: for what is written for it alone.
     #[cfg(target_arch = "x86_64")]
@@ -165,10 +168,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn avx512(self) -> Option<avx512::Avx512Vnni> {
         None
     }
-
-    /// Whether a level of these operations has AMX.
-    #[cfg(target_arch = "x86_64")]
-    const MAY_HAVE_AMX: bool = false;
 
     /// The proof that the CPU multiplies tiles, where the level in use has it.
     #[cfg(target_arch = "x86_64")]
@@ -265,7 +264,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The bits of lanes as floats.
     fn bits_to_f32(self, x: Self::U) -> Self::F;
     /// The bits of floats.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", test)),
+        expect(dead_code, reason = "for tiles that x86-64 multiplies")
+    )]
     #[inline(always)]
     fn to_bits(self, x: Self::F) -> Self::U {
         let mut lanes = [0.0; LANES];

@@ -171,6 +171,7 @@ impl Inputs {
             ),
             ("widen_words", words(s, widened)),
             ("f16_each", floats(s, s.f16_each(each))),
+            ("to_bits", words(s, s.to_bits(s.f16_each(each)))),
         ]);
         let tile = Tile::strided(&self.bytes, STRIDE, ROW);
         for at in [0, 1, 17, 33] {
