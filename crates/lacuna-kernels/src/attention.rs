@@ -33,7 +33,9 @@ use std::ops::Range;
 
 use crate::element::ElementType;
 use crate::grid::{Block, Grid};
-use crate::simd::{Bf16Products, Kernel, LANES, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::Amx;
+use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
 pub use mask::Mask;
@@ -41,7 +43,7 @@ use mask::Sight;
 use partition::{Loaded, Partition};
 pub(crate) use sequences::Each;
 pub use sequences::{Cached, Sequences, SharedRows};
-use softmax::{Chunk, add_sink, clear, finish, merge};
+use softmax::{add_sink, clear, finish, merge};
 
 /// Rows per partition.
 const PARTITION: usize = 256;
@@ -298,6 +300,17 @@ impl Attention<'_> {
     /// Whether scores are sums of integers.
     fn integer_keys(&self) -> bool {
         self.k.layout().element == ElementType::Q8_0
+    }
+
+    /// The proofs that numbers are multiplied by tiles, if they are: rounded, where there is AMX.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn in_tiles<S: Simd>(&self, s: S) -> Option<(Amx, Bf16Products)> {
+        // A constant, so that levels which never have AMX do not compile what follows.
+        match const { S::MAY_HAVE_AMX } {
+            true => s.amx().zip(self.rounded),
+            false => None,
+        }
     }
 
     /// The KV head that a part reads.

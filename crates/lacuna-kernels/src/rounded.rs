@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::quantized::PanelBuffer;
-use crate::simd::amx::{Amx, ROWS, Tiles};
+use crate::simd::amx::{Amx, ROWS, Side, Sums, Tiles};
 use crate::simd::{Bf16Products, Kernel, LANES, Line, Simd, each};
 use crate::tile::Tile;
 
@@ -287,6 +287,24 @@ fn place([rows, tokens]: [usize; 2]) -> usize {
     (pairs * TOGETHER + rows % TOGETHER) * TOGETHER + tokens % TOGETHER
 }
 
+/// Products that go to neighbouring sums.
+#[inline(always)]
+fn multiply<const R: usize, const T: usize>(
+    registers: &Tiles,
+    blocks: usize,
+    weights: Side<'_, Line, R>,
+    x: [&[Line]; T],
+    sums: &mut [[Line; ROWS]],
+    fresh: bool,
+) {
+    let sums = Sums {
+        lines: sums.as_flattened_mut(),
+        line: 1,
+        first: std::array::from_fn(|r| std::array::from_fn(|t| (TOGETHER * r + t) * ROWS)),
+    };
+    registers.multiply(blocks, weights, Side::packed(x), sums, fresh);
+}
+
 /// Where sums are brought.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -351,9 +369,19 @@ impl Group<'_, '_> {
                     let columns = self.columns.start;
                     &x[(first + blocks.start - columns) * ROWS..][..blocks.len() * ROWS]
                 };
+                let weights = Side::packed(weights);
                 match left <= ROWS {
-                    true => self.registers.multiply(weights, [x(0)], sums, fresh),
-                    false => self.registers.multiply(weights, [x(0), x(1)], sums, fresh),
+                    true => multiply(self.registers, blocks.len(), weights, [x(0)], sums, fresh),
+                    false => {
+                        multiply(
+                            self.registers,
+                            blocks.len(),
+                            weights,
+                            [x(0), x(1)],
+                            sums,
+                            fresh,
+                        );
+                    }
                 }
             }
         }

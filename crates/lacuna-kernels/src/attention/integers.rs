@@ -6,12 +6,11 @@
 //! This takes keys as they are stored, best for few queries; [`columns`](super::columns) come to the same sums.
 
 use super::scores::together;
-use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Registers, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Registers, Simd, each};
 
 /// Thirty-two elements of one query.
 pub(super) type QueryBlock = ActivationBlock<1>;

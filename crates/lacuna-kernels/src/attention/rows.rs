@@ -31,7 +31,7 @@ impl<'a> Head<'a> {
 
     /// The bytes of each of `N` rows; none of those that are not needed.
     #[inline(always)]
-    fn bytes<const N: usize>(&self) -> [&'a [u8]; N] {
+    pub(super) fn bytes<const N: usize>(&self) -> [&'a [u8]; N] {
         let layout = self.view.layout();
         let mut all = [[].as_slice(); N];
         let mut rows = self.needed::<N>();

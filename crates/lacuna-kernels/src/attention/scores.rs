@@ -9,10 +9,9 @@ use std::marker::PhantomData;
 
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
-use super::softmax::Chunk;
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS};
-use crate::simd::{Kernel, LANES, Registers, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Registers, Simd, each};
 
 /// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
 /// compute, a copy would be what the time goes to.

@@ -7,16 +7,7 @@ use std::ops::Range;
 
 use super::PARTITION_CHUNKS;
 use crate::elementwise::activation::{Function, SoftCap};
-use crate::simd::{Kernel, LANES, Simd, exp};
-
-/// Sixteen elements, aligned so that loads do not straddle cache lines.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(super) struct Chunk(pub(super) [f32; LANES]);
-
-impl Chunk {
-    pub(super) const ZERO: Self = Self([0.0; LANES]);
-}
+use crate::simd::{Chunk, Kernel, LANES, Simd, exp};
 
 /// Empties states: maximum at minus infinity, everything else zero.
 #[inline(always)]

@@ -9,10 +9,10 @@ use std::ops::Range;
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
 use super::scores::together;
-use super::softmax::{Chunk, keep};
+use super::softmax::keep;
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS, Sight};
-use crate::simd::{Kernel, LANES, Registers, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Registers, Simd, each};
 
 /// What the values of some rows are added up for.
 pub(super) struct Sums<'a> {

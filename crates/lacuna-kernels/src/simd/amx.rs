@@ -8,7 +8,7 @@
 //!    `detect` is its only maker. So its instructions are sound once a configuration is loaded.
 //! 2. While a [`Tiles`] lives, the thread has its configuration: it cannot leave the thread, and a second one is not made
 //!    before it is dropped.
-//! 3. Tiles are read and written whole: sixteen lines, which what is passed has from there on; lengths are checked before.
+//! 3. Tiles are read and written whole: sixteen lines, the last of which is within what is passed; that is checked before.
 //! 4. The compiler has no use for tile registers, so they keep what one statement puts there for the next.
 #![expect(unsafe_code, reason = "instructions; see # Safety")]
 
@@ -17,7 +17,7 @@ use std::arch::x86_64::__cpuid_count;
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use super::{LANES, Line};
+use super::{Chunk, LANES, Line};
 
 /// Rows of a tile, and lanes of each.
 pub(crate) const ROWS: usize = LANES;
@@ -28,6 +28,69 @@ pub(crate) const PRODUCTS: usize = 4 * ROWS * LANES * 32;
 thread_local! {
     /// Whether a [`Tiles`] of this thread lives.
     static IN_USE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a line of a tile is in memory.
+///
+/// # Safety
+/// It is sixteen words without anything between, any bits of which are a value.
+pub(crate) unsafe trait Words: Copy {}
+
+// SAFETY: sixteen words.
+unsafe impl Words for Line {}
+// SAFETY: sixteen words, any bits of which are a float.
+unsafe impl Words for Chunk {}
+// SAFETY: the same.
+unsafe impl Words for [f32; LANES] {}
+
+/// One side of a product: some tiles, each of blocks of sixteen lines, which begins where its slice does.
+pub(crate) struct Side<'a, W, const N: usize> {
+    pub(crate) tiles: [&'a [W]; N],
+    /// How far the lines of a block are apart, and blocks, in lines.
+    pub(crate) line: usize,
+    pub(crate) block: usize,
+}
+
+impl<'a, W, const N: usize> Side<'a, W, N> {
+    /// Blocks one behind the other.
+    pub(crate) fn packed(tiles: [&'a [W]; N]) -> Self {
+        Self {
+            tiles,
+            line: 1,
+            block: ROWS,
+        }
+    }
+
+    /// Whether each tile has so many blocks.
+    #[inline(always)]
+    fn has(&self, blocks: usize) -> bool {
+        let Some(before) = blocks.checked_sub(1) else {
+            return true;
+        };
+        let last = before.saturating_mul(self.block);
+        let last = last.saturating_add(self.line.saturating_mul(ROWS - 1));
+        self.tiles.iter().all(|lines| last < lines.len())
+    }
+}
+
+/// Sums of `R` tiles of rows and `T` tiles of tokens.
+pub(crate) struct Sums<'a, W, const R: usize, const T: usize> {
+    pub(crate) lines: &'a mut [W],
+    /// How far the lines of a sum are apart.
+    pub(crate) line: usize,
+    /// The first line of each.
+    pub(crate) first: [[usize; T]; R],
+}
+
+impl<W, const R: usize, const T: usize> Sums<'_, W, R, T> {
+    /// Whether all of them have room.
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        let rest = self.line.saturating_mul(ROWS - 1);
+        let all = self.first.as_flattened().iter();
+        all.into_iter()
+            .all(|first| first.saturating_add(rest) < self.lines.len())
+    }
 }
 
 /// Proof that the CPU multiplies tiles of bf16 and this process may use them.
@@ -107,41 +170,42 @@ impl Tiles {
         }
     }
 
-    /// Adds to sums, or makes them of nothing where they are `fresh`, the products of `R` tiles of sixteen rows and `T`
-    /// tiles of tokens: lane `t` of line `r` in sum `2 * rows + tokens` is that of row `r` and token `t`.
+    /// Adds to sums, or makes them of nothing where they are `fresh`, the products of `R` tiles of rows and `T` tiles of
+    /// tokens in so many blocks of 32 columns: lane `t` of line `r` of a sum is that of row `r` and token `t`.
     ///
-    /// `weights` are sixteen lines, one for each row, for each block of 32 columns. `x` are as many blocks of sixteen
-    /// lines, of which line `j` has columns `2 * j` and `2 * j + 1` of each token.
+    /// A line of `rows` has the 32 columns of a row. Line `j` of a block of `tokens` has columns `2 * j` and `2 * j + 1`
+    /// of each token.
     ///
     /// Per block, the products of even columns are added up in order, those of odd ones apart, and the sum of both is
     /// added to that of the blocks before. What is subnormal counts as zero.
     ///
     /// # Panics
-    /// When lengths differ from that.
+    /// When one of them is not there to its end.
     #[inline(always)]
-    pub(crate) fn multiply<const R: usize, const T: usize>(
+    pub(crate) fn multiply<A: Words, B: Words, C: Words, const R: usize, const T: usize>(
         &self,
-        weights: [&[Line]; R],
-        x: [&[Line]; T],
-        sums: &mut [[Line; ROWS]],
+        blocks: usize,
+        rows: Side<'_, A, R>,
+        tokens: Side<'_, B, T>,
+        sums: Sums<'_, C, R, T>,
         fresh: bool,
     ) {
         const { assert!((T == 1 || T == 2) && (R == 1 || R == 2)) };
-        let blocks = weights[0].len() / ROWS;
-        let all = weights.iter().chain(&x);
-        assert!(all.into_iter().all(|lines| lines.len() == blocks * ROWS));
-        assert!(sums.len() >= 2 * R - 2 + T);
-        let mut weights = weights.map(|weights| weights.as_ptr());
-        let mut x = x.map(|x| x.as_ptr());
-        let sums: *mut [Line; ROWS] = sums.as_mut_ptr();
-        // SAFETY: 1, 2, 4; 3: lengths are checked above.
+        assert!(rows.has(blocks) && tokens.has(blocks) && sums.is_whole());
+        let bytes = |lines: usize| lines * size_of::<Line>();
+        let mut weights = rows.tiles.map(|lines| lines.as_ptr().cast::<Line>());
+        let mut x = tokens.tiles.map(|lines| lines.as_ptr().cast::<Line>());
+        let (row_line, token_line) = (bytes(rows.line), bytes(tokens.line));
+        let sum_line = bytes(sums.line);
+        let out: *mut Line = sums.lines.as_mut_ptr().cast();
+        // SAFETY: 1, 2, 4; 3: what is read and written was checked above.
         unsafe {
             macro_rules! tile {
-                ($instruction:literal, $at:expr) => {
+                ($instruction:literal, $at:expr, $line:expr) => {
                     asm!(
                         $instruction,
                         at = in(reg) $at,
-                        line = in(reg) size_of::<Line>(),
+                        line = in(reg) $line,
                         options(nostack, preserves_flags),
                     )
                 };
@@ -152,53 +216,54 @@ impl Tiles {
                 };
             }
             macro_rules! sum {
-                ($zero:literal, $load:literal, $sum:expr) => {
-                    if fresh {
-                        registers!($zero);
-                    } else {
-                        tile!($load, sums.add($sum));
+                ($zero:literal, $load:literal, $r:expr, $t:expr) => {
+                    if $r < R && $t < T {
+                        if fresh {
+                            registers!($zero);
+                        } else {
+                            tile!($load, out.add(sums.first[$r % R][$t % T]), sum_line);
+                        }
                     }
                 };
             }
-            sum!("tilezero tmm0", "tileloadd tmm0, [{at} + {line}]", 0);
-            if T == 2 {
-                sum!("tilezero tmm1", "tileloadd tmm1, [{at} + {line}]", 1);
-            }
-            if R == 2 {
-                sum!("tilezero tmm2", "tileloadd tmm2, [{at} + {line}]", 2);
-            }
-            if R == 2 && T == 2 {
-                sum!("tilezero tmm3", "tileloadd tmm3, [{at} + {line}]", 3);
-            }
+            sum!("tilezero tmm0", "tileloadd tmm0, [{at} + {line}]", 0, 0);
+            sum!("tilezero tmm1", "tileloadd tmm1, [{at} + {line}]", 0, 1);
+            sum!("tilezero tmm2", "tileloadd tmm2, [{at} + {line}]", 1, 0);
+            sum!("tilezero tmm3", "tileloadd tmm3, [{at} + {line}]", 1, 1);
             for _ in 0..blocks {
-                tile!("tileloadd tmm4, [{at} + {line}]", weights[0]);
-                tile!("tileloadd tmm6, [{at} + {line}]", x[0]);
+                tile!("tileloadd tmm4, [{at} + {line}]", weights[0], row_line);
+                tile!("tileloadd tmm6, [{at} + {line}]", x[0], token_line);
                 registers!("tdpbf16ps tmm0, tmm4, tmm6");
                 if T == 2 {
-                    tile!("tileloadd tmm7, [{at} + {line}]", x[T - 1]);
+                    tile!("tileloadd tmm7, [{at} + {line}]", x[T - 1], token_line);
                     registers!("tdpbf16ps tmm1, tmm4, tmm7");
                 }
                 if R == 2 {
-                    tile!("tileloadd tmm5, [{at} + {line}]", weights[R - 1]);
+                    tile!("tileloadd tmm5, [{at} + {line}]", weights[R - 1], row_line);
                     registers!("tdpbf16ps tmm2, tmm5, tmm6");
                 }
                 if R == 2 && T == 2 {
                     registers!("tdpbf16ps tmm3, tmm5, tmm7");
                 }
-                for next in weights.iter_mut().chain(&mut x) {
-                    *next = next.add(ROWS);
+                // Behind the last block there may be nothing.
+                for next in &mut weights {
+                    *next = next.wrapping_add(rows.block);
+                }
+                for next in &mut x {
+                    *next = next.wrapping_add(tokens.block);
                 }
             }
-            tile!("tilestored [{at} + {line}], tmm0", sums);
-            if T == 2 {
-                tile!("tilestored [{at} + {line}], tmm1", sums.add(1));
+            macro_rules! store {
+                ($store:literal, $r:expr, $t:expr) => {
+                    if $r < R && $t < T {
+                        tile!($store, out.add(sums.first[$r % R][$t % T]), sum_line);
+                    }
+                };
             }
-            if R == 2 {
-                tile!("tilestored [{at} + {line}], tmm2", sums.add(2));
-            }
-            if R == 2 && T == 2 {
-                tile!("tilestored [{at} + {line}], tmm3", sums.add(3));
-            }
+            store!("tilestored [{at} + {line}], tmm0", 0, 0);
+            store!("tilestored [{at} + {line}], tmm1", 0, 1);
+            store!("tilestored [{at} + {line}], tmm2", 1, 0);
+            store!("tilestored [{at} + {line}], tmm3", 1, 1);
         }
     }
 
@@ -284,7 +349,17 @@ mod tests {
         let mut sums = [[Line([before.to_bits(); LANES]); ROWS]; 4];
         let registers = Tiles::new(amx);
         let (weights, x) = (weights.each_ref(), x.each_ref());
-        registers.multiply(weights.map(|it| &**it), x.map(|it| &**it), &mut sums, fresh);
+        registers.multiply(
+            blocks,
+            Side::packed(weights.map(|it| &**it)),
+            Side::packed(x.map(|it| &**it)),
+            Sums {
+                lines: sums.as_flattened_mut(),
+                line: 1,
+                first: std::array::from_fn(|r| std::array::from_fn(|t| ROWS * (2 * r + t))),
+            },
+            fresh,
+        );
         for (r, t) in (0..R).flat_map(|r| (0..T).map(move |t| (r, t))) {
             for (row, line) in sums[2 * r + t].iter().enumerate() {
                 for (token, sum) in line.0.into_iter().enumerate() {

@@ -53,6 +53,15 @@ impl Line {
     pub(crate) const ZERO: Self = Self([0; LANES]);
 }
 
+/// A float of each lane, in memory: aligned so that loads do not straddle cache lines.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Chunk(pub(crate) [f32; LANES]);
+
+impl Chunk {
+    pub(crate) const ZERO: Self = Self([0.0; LANES]);
+}
+
 /// An operation that can run at any level.
 pub(crate) trait Kernel {
     /// What it returns.

@@ -8,9 +8,8 @@ use std::ops::Range;
 
 use super::super::PARTITION;
 use super::super::ahead::Ahead;
-use super::super::softmax::Chunk;
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
-use crate::simd::{Kernel, LANES, Registers, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Registers, Simd, each};
 
 /// Thirty-two elements of sixteen queries.
 #[derive(Clone, Copy)]

@@ -13,17 +13,20 @@
 mod integers;
 mod scores;
 mod seen;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod values;
 
 use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
-use super::softmax::Chunk;
 use crate::elementwise::activation::{Function, SoftCap};
-use crate::simd::{Kernel, LANES, Registers, Simd, each, exp, padded};
+use crate::simd::{Chunk, Kernel, LANES, Registers, Simd, each, exp, padded};
 use integers::IntegerScores;
 pub(super) use integers::{IntegerKeys, PackIntegerColumns, QueryBlocks};
 pub(super) use scores::Keys;
 pub(super) use seen::Seen;
+#[cfg(target_arch = "x86_64")]
+pub(super) use tiles::{CopyTiles, InTiles, PackTiles};
 pub(super) use values::Values;
 
 /// Vectors of queries of a tile, where there are as many.
@@ -85,13 +88,7 @@ impl<'q, A: Arithmetic, Q: Fn(usize) -> &'q [f32]> Kernel for PackColumns<'_, A,
                         let elements = &queries[q][step * LANES * A::AT_ONCE..];
                         let mut chunks = [s.splat(0.0); 2];
                         for at in 0..A::AT_ONCE {
-                            let elements = elements.get(at * LANES..).unwrap_or_default();
-                            // Whole chunks without a copy of unknown length.
-                            let elements = match elements.first_chunk() {
-                                Some(whole) => s.load(whole),
-                                None => s.load(&padded(elements)),
-                            };
-                            chunks[at] = s.mul(elements, scale);
+                            chunks[at] = s.mul(chunk(s, elements, at), scale);
                         }
                         self.arithmetic.neighbours(s, chunks)[0]
                     });
@@ -103,6 +100,17 @@ impl<'q, A: Arithmetic, Q: Fn(usize) -> &'q [f32]> Kernel for PackColumns<'_, A,
                 }
             }
         }
+    }
+}
+
+/// The chunk of some elements that begins so many chunks on, with zeros behind the last element.
+#[inline(always)]
+fn chunk<S: Simd>(s: S, elements: &[f32], at: usize) -> S::F {
+    let elements = elements.get(at * LANES..).unwrap_or_default();
+    // Whole chunks without a copy of unknown length.
+    match elements.first_chunk() {
+        Some(whole) => s.load(whole),
+        None => s.load(&padded(elements)),
     }
 }
 
@@ -121,7 +129,7 @@ pub(super) enum Scored<'a> {
 
 impl Scored<'_> {
     /// Vectors of queries.
-    fn vectors(&self) -> usize {
+    pub(super) fn vectors(&self) -> usize {
         match self {
             Self::Elements { queries, keys } => queries.len() / (LANES * keys.steps),
             Self::Integers { queries, keys } => queries.len() / keys.units.len(),
@@ -178,7 +186,14 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
                 scores.write(s);
             }
         }
-        self.soften::<S, V>(s);
+        let scores = Scores {
+            seen: self.seen,
+            cap: self.cap,
+            scores: self.scores,
+            states: self.states,
+            per_query: 1 + self.values.chunks,
+        };
+        scores.soften::<S, V>(s);
         match S::REGISTERS {
             Registers::Many => self.values::<S, V, 8>(s),
             Registers::Few => self.values::<S, V, 6>(s),
@@ -186,9 +201,38 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
         self.states::<S, V>(s);
     }
 
+    /// Writes the sums of values to states.
+    #[inline(always)]
+    fn states<S: Simd, const V: usize>(&mut self, s: S) {
+        let chunks = self.values.chunks;
+        let sums = self.sums.as_chunks::<V>().0;
+        let queries = self.states.chunks_mut(LANES * (1 + chunks));
+        for (v, states) in queries.enumerate() {
+            for (chunk, sums) in sums.as_chunks::<LANES>().0[..chunks].iter().enumerate() {
+                let queries = s.transpose(each!(s.splat(0.0), |d| s.load(&sums[d][v].0)));
+                for (query, state) in states.chunks_exact_mut(1 + chunks).enumerate() {
+                    s.store(queries[query], &mut state[1 + chunk].0);
+                }
+            }
+        }
+    }
+}
+
+/// The scores of a tile of queries, before they are weights.
+pub(super) struct Scores<'a> {
+    pub(super) seen: &'a Seen,
+    pub(super) cap: Option<SoftCap>,
+    /// `[PARTITION, vectors]`.
+    pub(super) scores: &'a mut [Chunk],
+    /// Chunks of each query that exists, the first of which is its header.
+    pub(super) states: &'a mut [Chunk],
+    pub(super) per_query: usize,
+}
+
+impl Scores<'_> {
     /// Turns scores to weights, relative to the largest of each query, and writes the headers of states.
     #[inline(always)]
-    fn soften<S: Simd, const V: usize>(&mut self, s: S) {
+    pub(super) fn soften<S: Simd, const V: usize>(self, s: S) {
         let seen = self.seen;
         let scores = self.scores.as_chunks_mut::<V>().0;
         let (none, zero) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
@@ -237,26 +281,10 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
             s.store(sums[0][v], &mut header[1][v]);
         }
         let [most, sum] = [header[0].as_flattened(), header[1].as_flattened()];
-        let states = self.states.chunks_exact_mut(1 + self.values.chunks);
+        let states = self.states.chunks_exact_mut(self.per_query);
         for ((state, most), sum) in states.zip(most).zip(sum) {
             state[0] = Chunk::ZERO;
             state[0].0[..2].copy_from_slice(&[*most, *sum]);
-        }
-    }
-
-    /// Writes the sums of values to states.
-    #[inline(always)]
-    fn states<S: Simd, const V: usize>(&mut self, s: S) {
-        let chunks = self.values.chunks;
-        let sums = self.sums.as_chunks::<V>().0;
-        let queries = self.states.chunks_mut(LANES * (1 + chunks));
-        for (v, states) in queries.enumerate() {
-            for (chunk, sums) in sums.as_chunks::<LANES>().0[..chunks].iter().enumerate() {
-                let queries = s.transpose(each!(s.splat(0.0), |d| s.load(&sums[d][v].0)));
-                for (query, state) in states.chunks_exact_mut(1 + chunks).enumerate() {
-                    s.store(queries[query], &mut state[1 + chunk].0);
-                }
-            }
         }
     }
 }

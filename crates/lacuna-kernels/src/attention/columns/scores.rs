@@ -2,9 +2,8 @@
 
 use super::super::PARTITION;
 use super::super::arithmetic::Arithmetic;
-use super::super::softmax::Chunk;
 use super::{ORDER, Tile};
-use crate::simd::{LANES, Registers, Simd, each};
+use crate::simd::{Chunk, LANES, Registers, Simd, each};
 
 /// Rows whose scores are computed together. With a vector of queries in two registers, sixteen registers hold the
 /// sums of six rows, the queries and one element of a row. Thirty-two registers hold those of two vectors, each of

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use super::super::PARTITION;
 use super::super::arithmetic::Arithmetic;
-use super::super::softmax::Chunk;
 use super::{Seen, Tile, load, store};
-use crate::simd::{Kernel, LANES, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Simd, each};
 
 /// Values of one head of a partition, which may be in units, with zeros behind the last element.
 #[derive(Clone, Copy)]

@@ -4,18 +4,23 @@ use std::ops::Range;
 
 use super::super::ahead::Ahead;
 use super::super::arithmetic::{Arithmetic, InBf16, InF32};
+#[cfg(target_arch = "x86_64")]
+use super::super::columns::{CopyTiles, InTiles, PackTiles};
 use super::super::columns::{
     IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Seen,
     Tile, Values, packed_len, tile_queries,
 };
 use super::super::elements::has_units;
 use super::super::rows::{CopyIntegerKeys, CopyKeys, CopyValues, Head};
-use super::super::softmax::Chunk;
 use super::super::{Attention, AttentionShape, COLUMN_CHUNKS, PARTITION};
 use super::{Loaded, Partition, Side};
 use crate::activations::BLOCK;
 use crate::elementwise::activation::SoftCap;
-use crate::simd::{LANES, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Bf16Products;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::{Amx, Tiles};
+use crate::simd::{Chunk, LANES, Simd};
 
 /// What one worker needs for that.
 pub(super) struct Buffers {
@@ -28,7 +33,7 @@ pub(super) struct Buffers {
     units: Box<[[f32; PARTITION]]>,
     /// Weights of one tile, `[PARTITION, vectors]`.
     weights: Box<[Chunk]>,
-    /// Sums of one tile, `[elements, vectors]`.
+    /// Sums of one tile, `[elements, vectors]`, or its states.
     sums: Box<[Chunk]>,
 }
 
@@ -50,7 +55,7 @@ impl Buffers {
             values: Copied::new(),
             units: units(),
             weights: chunks(PARTITION * MOST_QUERIES / LANES),
-            sums: chunks(AttentionShape::MAX_HEAD_DIM * MOST_QUERIES / LANES),
+            sums: chunks((1 + CHUNKS) * MOST_QUERIES),
         }
     }
 
@@ -189,6 +194,19 @@ impl Loaded<'_> {
             });
         } else {
             let steps = steps::<A>(shape.head_dim);
+            #[cfg(target_arch = "x86_64")]
+            if let Some((_, proof)) = attention.in_tiles(s) {
+                s.vectorize(PackTiles {
+                    proof,
+                    query,
+                    count,
+                    scale: shape.scale,
+                    steps,
+                    out: &mut scoring.queries[..packed_len(count, steps)],
+                });
+                self.buffers.columns.packed = Some(part);
+                return;
+            }
             s.vectorize(PackColumns {
                 arithmetic,
                 query,
@@ -211,9 +229,76 @@ impl<'b> Partition<'_, 'b> {
     /// All of a partition, one tile of queries after the other.
     #[inline(always)]
     pub(super) fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some((amx, proof)) = self.loaded.attention.in_tiles(s) {
+            return self.tiles(s, amx, proof, rows);
+        }
         match self.loaded.attention.rounded {
             Some(rounded) => self.columns_in(s, InBf16(rounded), rows),
             None => self.columns_in(s, InF32, rows),
+        }
+    }
+
+    /// The same with AMX.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn tiles<S: Simd>(&mut self, s: S, amx: Amx, proof: Bf16Products, rows: &Range<usize>) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let (shape, arithmetic) = (attention.shape, InBf16(proof));
+        let start = self.index * PARTITION;
+        let sight = attention.sight(task.first_token);
+        let count = self.loaded.part_queries();
+        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
+        let registers = Tiles::new(amx);
+        for part in self.loaded.parts() {
+            self.loaded.pack(s, arithmetic, part);
+            self.copy_keys(s, arithmetic, part, rows);
+            let values = Head {
+                view: attention.v,
+                head: attention.kv_head(part),
+                start,
+                rows: rows.clone(),
+            };
+            let outliers = s.vectorize(CopyTiles {
+                proof,
+                values: &values,
+                chunks: shape.value_chunks(),
+                out: self.loaded.buffers.columns.values.rows_mut(),
+            });
+            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let first = (part - task.first_part) * count;
+            let states = self.states[first * per_query..].chunks_mut(len * per_query);
+            let buffers = &mut *self.loaded.buffers;
+            let columns = &mut buffers.columns;
+            for (first, states) in (0..count).step_by(len).zip(states) {
+                let tile = first..count.min(first + len);
+                let visible = |query: usize| {
+                    let token = (first + query) / attention.part;
+                    sight.within(token, start, PARTITION)
+                };
+                let Some(seen) = Seen::new(tile.len(), visible) else {
+                    continue;
+                };
+                s.vectorize(InTiles {
+                    registers: &registers,
+                    proof,
+                    scored: columns.scoring.of::<InBf16>(attention, tile.clone()),
+                    values: columns.values.rows(),
+                    chunks: shape.value_chunks(),
+                    outliers,
+                    head: &values,
+                    seen: &seen,
+                    visible,
+                    cap: shape.soft_cap.map(SoftCap),
+                    scores: &mut buffers.scores,
+                    weights: &mut columns.weights,
+                    sums: &mut columns.sums,
+                    states: &mut states[..tile.len() * per_query],
+                    ahead: &mut ahead,
+                });
+            }
         }
     }
 
@@ -277,6 +362,32 @@ impl<'b> Partition<'_, 'b> {
         part: usize,
         rows: &Range<usize>,
     ) {
+        self.copy_keys(s, arithmetic, part, rows);
+        let attention = self.loaded.attention;
+        let columns = &mut self.loaded.buffers.columns;
+        s.vectorize(CopyValues {
+            arithmetic,
+            values: Head {
+                view: attention.v,
+                head: attention.kv_head(part),
+                start: self.index * PARTITION,
+                rows: rows.clone(),
+            },
+            chunks: attention.shape.value_chunks(),
+            out: columns.values.rows_mut(),
+            units: &mut columns.units,
+        });
+    }
+
+    /// Copies the keys that a part needs.
+    #[inline(always)]
+    fn copy_keys<S: Simd, A: Arithmetic>(
+        &mut self,
+        s: S,
+        arithmetic: A,
+        part: usize,
+        rows: &Range<usize>,
+    ) {
         let attention = self.loaded.attention;
         let (shape, head) = (attention.shape, attention.kv_head(part));
         let start = self.index * PARTITION;
@@ -284,15 +395,15 @@ impl<'b> Partition<'_, 'b> {
         let heads = self.loaded.heads();
         let mut ahead = Ahead::share(attention.v, rows.clone(), &heads, head);
         let columns = &mut self.loaded.buffers.columns;
-        let of = |view| Head {
-            view,
+        let keys = Head {
+            view: attention.k,
             head,
             start,
             rows: rows.clone(),
         };
         if attention.integer_keys() {
             s.vectorize(CopyIntegerKeys {
-                keys: of(attention.k),
+                keys,
                 steps: shape.head_dim.div_ceil(2 * BLOCK),
                 out: columns.scoring.keys.rows_mut(),
                 units: &mut columns.scoring.units,
@@ -301,19 +412,12 @@ impl<'b> Partition<'_, 'b> {
         } else {
             s.vectorize(CopyKeys {
                 arithmetic,
-                keys: of(attention.k),
+                keys,
                 steps: steps::<A>(shape.head_dim),
                 out: columns.scoring.keys.rows_mut(),
                 ahead: &mut ahead,
             });
         }
-        s.vectorize(CopyValues {
-            arithmetic,
-            values: of(attention.v),
-            chunks: shape.value_chunks(),
-            out: columns.values.rows_mut(),
-            units: &mut columns.units,
-        });
     }
 
     /// The rows of the partition that this worker probably goes on with.

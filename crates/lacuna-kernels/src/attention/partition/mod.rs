@@ -9,7 +9,7 @@ use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::elements::with_element;
 use super::integers::{IntegerRows, QuantizeQueries, QueryBlock};
 use super::scores;
-use super::softmax::{Cap, Chunk, Soften};
+use super::softmax::{Cap, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Stored, Sums};
 use super::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::element::ElementType;
 use crate::elementwise::activation::SoftCap;
-use crate::simd::{Kernel, LANES, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Simd, each};
 use crate::view::View;
 
 /// Queries of one part from which on a copy of the keys and values pays, measured with AVX-512 and AVX2 on rows of 128 elements.
@@ -107,7 +107,11 @@ impl<'a> Loaded<'a> {
         task: Task,
         buffers: &'a mut Buffers,
     ) -> Self {
-        let method = match is_many(attention, &task) {
+        #[cfg(target_arch = "x86_64")]
+        let in_tiles = attention.in_tiles(s).is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        let in_tiles = false;
+        let method = match in_tiles || is_many(attention, &task) {
             true => Method::Columns,
             false if attention.integer_keys() => Method::IntegerRows,
             false => Method::Rows,

@@ -1,0 +1,466 @@
+//! Many queries of one head by AMX: sixteen queries to a tile of its registers, and sixteen rows, or elements of values.
+//!
+//! Scores and weights lie as those of other columns do. What is multiplied is rounded to bf16: scaled queries and keys,
+//! weights and values. A score is the sum of blocks of 32 elements, values are added in blocks of 32 rows of the
+//! partition: within one, first those at even places and those at odd ones apart, in order, as
+//! [`Tiles::multiply`](crate::simd::amx::Tiles::multiply) says. A row that a query does not see has no weight, so
+//! the result does not depend on whether it is there.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::PARTITION;
+use super::super::ahead::Ahead;
+use super::super::elements::{Pair, with_element};
+use super::super::rows::{Head, stored};
+use super::integers::IntegerScores;
+use super::{Keys, Scored, Scores, Seen, chunk};
+use crate::elementwise::activation::SoftCap;
+use crate::simd::amx::{ROWS, Side, Sums, Tiles};
+use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd, each};
+
+/// Rows of values that are multiplied at once.
+const BLOCK_ROWS: usize = 2 * ROWS;
+
+/// Such blocks of a partition.
+const BLOCKS: usize = PARTITION / BLOCK_ROWS;
+
+/// Packs queries, scaled: sixteen after sixteen, `[steps, LANES]` each, of which chunk `j` of a step has elements
+/// `2 * j` and `2 * j + 1` of each query.
+pub(in super::super) struct PackTiles<'a, Q> {
+    pub(in super::super) proof: Bf16Products,
+    /// The elements of a query.
+    pub(in super::super) query: Q,
+    pub(in super::super) count: usize,
+    pub(in super::super) scale: f32,
+    pub(in super::super) steps: usize,
+    /// [`packed_len`](super::packed_len).
+    pub(in super::super) out: &'a mut [Chunk],
+}
+
+impl<'q, Q: Fn(usize) -> &'q [f32]> Kernel for PackTiles<'_, Q> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let scale = s.splat(self.scale);
+        let sixteens = self.out.chunks_exact_mut(self.steps * LANES);
+        for (first, out) in (0..self.count).step_by(LANES).zip(sixteens) {
+            // Queries that do not exist are the last one again.
+            let queries: [_; LANES] = each!([].as_slice(), |q| {
+                (self.query)((first + q).min(self.count - 1))
+            });
+            for (step, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                let rows = each!(scale, |q| {
+                    let elements = &queries[q][step * 2 * LANES..];
+                    let chunks = each!(scale, |at| s.mul(chunk(s, elements, at), scale));
+                    s.round_pairs(self.proof, chunks)
+                });
+                let pairs = s.transpose(rows);
+                for pair in 0..LANES {
+                    s.store(pairs[pair], &mut out[pair].0);
+                }
+            }
+        }
+    }
+}
+
+/// Rows with an element that cannot be multiplied by no weight: one that is not finite, or is not when it is rounded.
+#[derive(Clone, Copy, Default)]
+pub(in super::super) struct Outliers([u64; PARTITION / 64]);
+
+impl Outliers {
+    const NONE: Self = Self([0; PARTITION / 64]);
+
+    fn add(&mut self, row: usize) {
+        self.0[row / 64] |= 1 << (row % 64);
+    }
+
+    fn has(&self, row: usize) -> bool {
+        self.0[row / 64] >> (row % 64) & 1 != 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0 == Self::NONE.0
+    }
+}
+
+/// What bf16 may round to infinity, and is twice what is nearly as large.
+const TOO_LARGE: f32 = f32::from_bits(0x7F00_0000);
+
+/// Copies values as they are multiplied, pairs of rows in one place, with zeros behind the last element, for rows that
+/// are not needed beside others of their block, and for elements that are too large.
+pub(in super::super) struct CopyTiles<'a> {
+    pub(in super::super) proof: Bf16Products,
+    pub(in super::super) values: &'a Head<'a>,
+    pub(in super::super) chunks: usize,
+    /// `[PARTITION / 2, chunks]`.
+    pub(in super::super) out: &'a mut [[f32; LANES]],
+}
+
+impl Kernel for CopyTiles<'_> {
+    type Output = Outliers;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Outliers {
+        with_element!(self.values.view.layout().element, |E| self.copy::<S, E>(s))
+    }
+}
+
+impl CopyTiles<'_> {
+    #[inline(always)]
+    fn copy<S: Simd, E: Pair>(self, s: S) -> Outliers {
+        let zero = s.splat(0.0);
+        let mut check = zero;
+        let heads = self.values.bytes::<PARTITION>();
+        let needed =
+            self.values.rows.start - self.values.start..self.values.rows.end - self.values.start;
+        let blocks = needed.start / BLOCK_ROWS..needed.end.div_ceil(BLOCK_ROWS);
+        for place in blocks.start * ROWS..blocks.end * ROWS {
+            let heads: &[_; 2] = heads[2 * place..].first_chunk().expect("two of its rows");
+            let out = &mut self.out[place * self.chunks..(place + 1) * self.chunks];
+            for (pair, out) in out.chunks_mut(2).enumerate() {
+                let mut rows = [[zero; 2]; 2];
+                for at in 0..2 {
+                    if heads[at].is_empty() {
+                        continue;
+                    }
+                    rows[at] = E::load(s, &stored::<E>(heads[at], pair));
+                    for half in 0..2 {
+                        // What is too large is not finite when it is doubled, and nothing times that is not a number.
+                        let x = rows[at][half];
+                        check = s.fma(s.add(x, x), zero, check);
+                    }
+                }
+                for (chunk, out) in out.iter_mut().enumerate() {
+                    s.store(
+                        s.round_rows(self.proof, [rows[0][chunk], rows[1][chunk]]),
+                        out,
+                    );
+                }
+            }
+        }
+        match s.sum(check) == 0.0 {
+            true => Outliers::NONE,
+            false => s.vectorize(FindOutliers::<E> {
+                values: self.values,
+                chunks: self.chunks,
+                out: self.out,
+                element: PhantomData,
+            }),
+        }
+    }
+}
+
+/// Takes from a copy what is too large; it is compiled apart because it is rarely needed.
+struct FindOutliers<'a, E> {
+    values: &'a Head<'a>,
+    chunks: usize,
+    out: &'a mut [[f32; LANES]],
+    element: PhantomData<E>,
+}
+
+impl<E: Pair> Kernel for FindOutliers<'_, E> {
+    type Output = Outliers;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Outliers {
+        let mut outliers = Outliers::NONE;
+        each_element::<S, E>(s, self.values, |row, element, x| {
+            if x.abs() < TOO_LARGE {
+                return;
+            }
+            outliers.add(row);
+            let place = &mut self.out[row / 2 * self.chunks + element / LANES][element % LANES];
+            let other = [0xFFFF_0000, 0xFFFF][row % 2];
+            *place = f32::from_bits(place.to_bits() & other);
+        });
+        outliers
+    }
+}
+
+/// Calls `with` with the row, the place and the value of each element of the rows that are needed.
+#[inline(always)]
+fn each_element<S: Simd, E: Pair>(
+    s: S,
+    values: &Head<'_>,
+    mut with: impl FnMut(usize, usize, f32),
+) {
+    for (row, head) in values.bytes::<PARTITION>().into_iter().enumerate() {
+        if head.is_empty() {
+            continue;
+        }
+        let dim = values.view.layout().head_dim;
+        for pair in 0..dim.div_ceil(2 * LANES) {
+            let mut elements = [[0.0; LANES]; 2];
+            let halves = E::load(s, &stored::<E>(head, pair));
+            for half in 0..2 {
+                s.store(halves[half], &mut elements[half]);
+            }
+            let first = pair * 2 * LANES;
+            for (place, x) in (first..dim).zip(elements.as_flattened()) {
+                with(row, place, *x);
+            }
+        }
+    }
+}
+
+/// One tile of queries and the rows of a partition: writes the states of the queries.
+pub(in super::super) struct InTiles<'a, 'b, F> {
+    pub(in super::super) registers: &'a Tiles,
+    pub(in super::super) proof: Bf16Products,
+    /// Of elements as [`PackTiles`] has them.
+    pub(in super::super) scored: Scored<'a>,
+    /// What was copied of `head`, `[PARTITION / 2, chunks]` ...
+    pub(in super::super) values: &'a [[f32; LANES]],
+    pub(in super::super) chunks: usize,
+    /// ... and the rows of which something was not.
+    pub(in super::super) outliers: Outliers,
+    pub(in super::super) head: &'a Head<'a>,
+    pub(in super::super) seen: &'a Seen,
+    /// The rows that a query sees.
+    pub(in super::super) visible: F,
+    pub(in super::super) cap: Option<SoftCap>,
+    /// Room for scores, `[PARTITION, vectors]` ...
+    pub(in super::super) scores: &'a mut [Chunk],
+    /// ... for weights as they are multiplied, `[vectors, BLOCKS, queries]` ...
+    pub(in super::super) weights: &'a mut [Chunk],
+    /// ... and for states, those of queries that do not exist among them.
+    pub(in super::super) sums: &'a mut [Chunk],
+    /// `[queries, 1 + chunks]`, of queries that exist.
+    pub(in super::super) states: &'a mut [Chunk],
+    /// What comes next: keys, values.
+    pub(in super::super) ahead: &'a mut [Ahead<'b>; 2],
+}
+
+impl<F: Fn(usize) -> Range<usize>> Kernel for InTiles<'_, '_, F> {
+    type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        match self.scored.vectors() {
+            1 => self.vectors::<S, 1>(s),
+            _ => self.vectors::<S, 2>(s),
+        }
+    }
+}
+
+impl<F: Fn(usize) -> Range<usize>> InTiles<'_, '_, F> {
+    #[inline(always)]
+    fn vectors<S: Simd, const V: usize>(&mut self, s: S) {
+        match self.scored {
+            Scored::Elements { queries, keys } => self.scores::<S, V>(s, queries, keys),
+            Scored::Integers { queries, keys } => {
+                let scores = IntegerScores {
+                    queries: queries.as_chunks::<V>().0,
+                    keys,
+                    any: self.seen.any.clone(),
+                    scores: self.scores.as_chunks_mut().0,
+                    ahead: &mut self.ahead[0],
+                };
+                scores.write(s);
+            }
+        }
+        let scores = Scores {
+            seen: self.seen,
+            cap: self.cap,
+            scores: self.scores,
+            states: self.states,
+            per_query: 1 + self.chunks,
+        };
+        scores.soften::<S, V>(s);
+        self.weigh::<S, V>(s);
+        self.values::<S, V>(s);
+        if !self.outliers.is_empty() {
+            let element = self.head.view.layout().element;
+            with_element!(element, |E| s.vectorize(AddOutliers::<_, E> {
+                outliers: self.outliers,
+                head: self.head,
+                visible: &self.visible,
+                weights: self.scores,
+                vectors: V,
+                states: self.states,
+                per_query: 1 + self.chunks,
+                element: PhantomData,
+            }));
+        }
+    }
+
+    /// Dot products with all keys of which some query sees one of sixteen.
+    #[inline(always)]
+    fn scores<S: Simd, const V: usize>(&mut self, s: S, queries: &[Chunk], keys: Keys<'_>) {
+        let end = self.seen.any.end;
+        let mut row = self.seen.any.start / ROWS * ROWS;
+        while row < end {
+            self.ahead[0].fetch::<S, 16>(s);
+            row += match end - row > ROWS {
+                true => self.some_scores::<V, 2>(row, queries, &keys),
+                false => self.some_scores::<V, 1>(row, queries, &keys),
+            };
+        }
+    }
+
+    /// Those of `R` times sixteen keys; returns how many that are.
+    #[inline(always)]
+    fn some_scores<const V: usize, const R: usize>(
+        &mut self,
+        row: usize,
+        queries: &[Chunk],
+        keys: &Keys<'_>,
+    ) -> usize {
+        let steps = keys.steps;
+        let rows: Side<'_, _, R> = Side {
+            tiles: std::array::from_fn(|r| &keys.rows[(row + r * ROWS) * steps..]),
+            line: steps,
+            block: 1,
+        };
+        let queries: [_; V] = std::array::from_fn(|v| &queries[v * steps * LANES..]);
+        let sums = Sums {
+            lines: self.scores,
+            line: V,
+            first: std::array::from_fn(|r| std::array::from_fn(|v| (row + r * ROWS) * V + v)),
+        };
+        self.registers
+            .multiply(steps, rows, Side::packed(queries), sums, true);
+        R * ROWS
+    }
+
+    /// The blocks of rows of which some query sees one.
+    fn blocks(&self) -> Range<usize> {
+        let any = &self.seen.any;
+        any.start / BLOCK_ROWS..any.end.div_ceil(BLOCK_ROWS)
+    }
+
+    /// Writes weights as they are multiplied, those of a query in a line.
+    #[inline(always)]
+    fn weigh<S: Simd, const V: usize>(&mut self, s: S) {
+        let (any, scores) = (&self.seen.any, self.scores.as_chunks::<V>().0);
+        for block in self.blocks() {
+            for v in 0..V {
+                let weight = |row: usize| match any.contains(&row) {
+                    true => s.load(&scores[row][v].0),
+                    false => s.splat(0.0),
+                };
+                let pairs = each!(s.splat(0.0), |pair| {
+                    let row = block * BLOCK_ROWS + 2 * pair;
+                    s.round_rows(self.proof, [weight(row), weight(row + 1)])
+                });
+                let queries = s.transpose(pairs);
+                let out = &mut self.weights.as_chunks_mut::<LANES>().0[v * BLOCKS + block];
+                for query in 0..LANES {
+                    s.store(queries[query], &mut out[query].0);
+                }
+            }
+        }
+    }
+
+    /// Sums of values times weights.
+    #[inline(always)]
+    fn values<S: Simd, const V: usize>(&mut self, s: S) {
+        let (blocks, chunks) = (self.blocks(), self.chunks);
+        let per_query = 1 + chunks;
+        // Registers are written whole.
+        let all_exist = self.states.len() == V * LANES * per_query;
+        let mut chunk = 0;
+        while chunk < chunks {
+            self.ahead[1].fetch::<S, 32>(s);
+            let lines = match all_exist {
+                true => &mut *self.states,
+                false => &mut *self.sums,
+            };
+            let products = Products {
+                registers: self.registers,
+                weights: self.weights,
+                values: self.values,
+                chunks,
+                blocks: blocks.clone(),
+                lines,
+            };
+            chunk += match chunks - chunk {
+                1 => products.add_up::<V, 1>(chunk),
+                _ => products.add_up::<V, 2>(chunk),
+            };
+        }
+        if !all_exist {
+            let sums = self.sums.chunks_exact(per_query);
+            for (state, sums) in self.states.chunks_exact_mut(per_query).zip(sums) {
+                state[1..].copy_from_slice(&sums[1..]);
+            }
+        }
+    }
+}
+
+/// Some chunks of values for a tile of queries.
+struct Products<'a> {
+    registers: &'a Tiles,
+    weights: &'a [Chunk],
+    values: &'a [[f32; LANES]],
+    chunks: usize,
+    blocks: Range<usize>,
+    /// `[queries, 1 + chunks]`.
+    lines: &'a mut [Chunk],
+}
+
+impl Products<'_> {
+    /// `T` chunks; returns how many that are.
+    #[inline(always)]
+    fn add_up<const V: usize, const T: usize>(self, chunk: usize) -> usize {
+        let Self { chunks, blocks, .. } = self;
+        let weights: [_; V] =
+            std::array::from_fn(|v| &self.weights[(v * BLOCKS + blocks.start) * LANES..]);
+        let values = Side {
+            tiles: std::array::from_fn(|t| {
+                &self.values[blocks.start * ROWS * chunks + chunk + t..]
+            }),
+            line: chunks,
+            block: ROWS * chunks,
+        };
+        let sums = Sums {
+            lines: self.lines,
+            line: 1 + chunks,
+            first: std::array::from_fn(|v| {
+                std::array::from_fn::<_, T, _>(|t| v * ROWS * (1 + chunks) + 1 + chunk + t)
+            }),
+        };
+        let weights = Side::packed(weights);
+        self.registers
+            .multiply(blocks.len(), weights, values, sums, true);
+        T
+    }
+}
+
+/// Adds what was not copied, for queries that see it; it is compiled apart because it is rarely needed.
+struct AddOutliers<'a, F, E> {
+    outliers: Outliers,
+    head: &'a Head<'a>,
+    visible: F,
+    /// `[PARTITION, vectors]`.
+    weights: &'a [Chunk],
+    vectors: usize,
+    states: &'a mut [Chunk],
+    per_query: usize,
+    element: PhantomData<E>,
+}
+
+impl<F: Fn(usize) -> Range<usize>, E: Pair> Kernel for AddOutliers<'_, F, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        each_element::<S, E>(s, self.head, |row, element, x| {
+            if !self.outliers.has(row) || x.abs() < TOO_LARGE {
+                return;
+            }
+            let states = self.states.chunks_exact_mut(self.per_query);
+            for (query, state) in states.enumerate() {
+                if (self.visible)(query).contains(&row) {
+                    let weights = &self.weights[row * self.vectors + query / LANES];
+                    let sum = &mut state[1 + element / LANES].0[element % LANES];
+                    *sum += weights.0[query % LANES] * x;
+                }
+            }
+        });
+    }
+}
