@@ -21,12 +21,16 @@ mod columns;
 mod elements;
 mod integers;
 mod mask;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod partition;
 mod rows;
 mod scores;
 mod sequences;
 mod softmax;
 mod stored;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod values;
 
 use std::ops::Range;
@@ -240,6 +244,14 @@ struct Attention<'a> {
     begun: Option<Begun<'a>>,
 }
 
+/// Proof that numbers can be rounded and multiplied by AMX.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct InTiles {
+    amx: Amx,
+    proof: Bf16Products,
+}
+
 /// The first partitions of a query, which others see too: their states, merged.
 #[derive(Clone, Copy)]
 struct Begun<'a> {
@@ -302,14 +314,27 @@ impl Attention<'_> {
         self.k.layout().element == ElementType::Q8_0
     }
 
-    /// The proofs that numbers are multiplied by tiles, if they are: rounded, where there is AMX.
+    /// How numbers are multiplied by AMX, if they are: rounded, at a level that has it.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn in_tiles<S: Simd>(&self, s: S) -> Option<(Amx, Bf16Products)> {
+    fn in_tiles<S: Simd>(&self, s: S) -> Option<InTiles> {
         // A constant, so that levels which never have AMX do not compile what follows.
-        match const { S::MAY_HAVE_AMX } {
-            true => s.amx().zip(self.rounded),
-            false => None,
+        if const { !S::MAY_HAVE_AMX } {
+            return None;
+        }
+        let (amx, proof) = s.amx().zip(self.rounded)?;
+        Some(InTiles { amx, proof })
+    }
+
+    /// Whether they are.
+    #[inline(always)]
+    fn is_in_tiles<S: Simd>(&self, s: S) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.in_tiles(s).is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = s;
+            false
         }
     }
 

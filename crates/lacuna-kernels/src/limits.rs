@@ -211,7 +211,7 @@ impl Kernel for TileProducts {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let amx = s.amx().expect("a level with AMX");
-        amx::Tiles::new(amx).multiply_zeros(TILE_STEPS);
+        amx::Tiles::new(amx, amx::ROWS).multiply_zeros(TILE_STEPS);
     }
 }
 

@@ -97,7 +97,7 @@ impl Kernel for Product<'_, '_> {
 
 impl Product<'_, '_> {
     fn multiply<S: Simd>(mut self, s: S, amx: Amx) {
-        let mut registers = Tiles::new(amx);
+        let mut registers = Tiles::new(amx, ROWS);
         let blocks = self.x.cols() / BLOCK;
         let tokens = self.out.rows();
         for token in tokens.clone().step_by(MOST_TOKENS) {

@@ -69,6 +69,12 @@ pub(super) struct Sixteen<'a, 'b> {
 }
 
 impl<'b> Sixteen<'_, 'b> {
+    /// Whether one of them is needed.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn needs(&self, row: usize) -> bool {
+        self.rows.rows.contains(&(self.start + row))
+    }
+
     /// The head that one of the parts reads. `copy` has room for it.
     #[inline(always)]
     pub(super) fn head<'c>(&self, part: usize, copy: &'c mut [u8]) -> HeadTile<'c>

@@ -8,7 +8,8 @@
 //!    `detect` is its only maker. So its instructions are sound once a configuration is loaded.
 //! 2. While a [`Tiles`] lives, the thread has its configuration: it cannot leave the thread, and a second one is not made
 //!    before it is dropped.
-//! 3. Tiles are read and written whole: sixteen lines, the last of which is within what is passed; that is checked before.
+//! 3. Tiles are read and written whole: sixteen lines, or as many as a [`Tiles`] says of rows and sums, the last of which is
+//!    within what is passed; that is checked before.
 //! 4. The compiler has no use for tile registers, so they keep what one statement puts there for the next.
 #![expect(unsafe_code, reason = "instructions; see # Safety")]
 
@@ -43,7 +44,7 @@ unsafe impl Words for Chunk {}
 // SAFETY: the same.
 unsafe impl Words for [f32; LANES] {}
 
-/// One side of a product: some tiles, each of blocks of sixteen lines, which begins where its slice does.
+/// One side of a product: some tiles, each of blocks of lines, sixteen as a rule, which begins where its slice does.
 pub(crate) struct Side<'a, W, const N: usize> {
     pub(crate) tiles: [&'a [W]; N],
     /// How far the lines of a block are apart, and blocks, in lines.
@@ -61,14 +62,14 @@ impl<'a, W, const N: usize> Side<'a, W, N> {
         }
     }
 
-    /// Whether each tile has so many blocks.
+    /// Whether each tile has so many blocks of so many lines.
     #[inline(always)]
-    fn has(&self, blocks: usize) -> bool {
+    fn has(&self, blocks: usize, lines: usize) -> bool {
         let Some(before) = blocks.checked_sub(1) else {
             return true;
         };
         let last = before.saturating_mul(self.block);
-        let last = last.saturating_add(self.line.saturating_mul(ROWS - 1));
+        let last = last.saturating_add(self.line.saturating_mul(lines - 1));
         self.tiles.iter().all(|lines| last < lines.len())
     }
 }
@@ -83,10 +84,10 @@ pub(crate) struct Sums<'a, W, const R: usize, const T: usize> {
 }
 
 impl<W, const R: usize, const T: usize> Sums<'_, W, R, T> {
-    /// Whether all of them have room.
+    /// Whether all of them have so many lines.
     #[inline(always)]
-    fn is_whole(&self) -> bool {
-        let rest = self.line.saturating_mul(ROWS - 1);
+    fn has(&self, lines: usize) -> bool {
+        let rest = self.line.saturating_mul(lines - 1);
         let all = self.first.as_flattened().iter();
         all.into_iter()
             .all(|first| first.saturating_add(rest) < self.lines.len())
@@ -132,40 +133,59 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-static WHOLE: Configuration = {
-    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-    let mut register = 0;
-    while register < 8 {
-        (row_bytes[register], rows[register]) = (size_of::<Line>() as u16, ROWS as u8);
-        register += 1;
+impl Configuration {
+    /// `rows` in the registers of rows and sums, sixteen in those of tokens.
+    const fn new(rows: usize) -> Self {
+        let (mut row_bytes, mut all) = ([0; 16], [0; 16]);
+        let mut register = 0;
+        while register < 8 {
+            row_bytes[register] = size_of::<Line>() as u16;
+            all[register] = if register < 6 { rows } else { ROWS } as u8;
+            register += 1;
+        }
+        Self {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes,
+            rows: all,
+        }
     }
-    Configuration {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        row_bytes,
-        rows,
+}
+
+/// By rows, from one on.
+static CONFIGURATIONS: [Configuration; ROWS] = {
+    let mut all = [const { Configuration::new(1) }; ROWS];
+    let mut rows = 1;
+    while rows < ROWS {
+        all[rows] = Configuration::new(rows + 1);
+        rows += 1;
     }
+    all
 };
 
 /// The tile registers of this thread.
 pub(crate) struct Tiles {
+    /// Rows of a tile, 1 to [`ROWS`].
+    rows: usize,
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Tiles {
-    /// Takes the registers.
+    /// Takes the registers, for tiles of so many rows, 1 to [`ROWS`]; of tokens there are always as many as lanes.
     ///
     /// # Panics
-    /// When this thread has taken them already.
-    pub(crate) fn new(_: Amx) -> Self {
+    /// When this thread has taken them already, or there are no such tiles.
+    pub(crate) fn new(_: Amx, rows: usize) -> Self {
+        let configuration = &CONFIGURATIONS[rows - 1];
         let in_use = IN_USE.replace(true);
         assert!(!in_use, "the tiles of this thread are in use");
         // SAFETY: 1.
         unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &WHOLE, options(nostack, preserves_flags, readonly));
+            asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, preserves_flags, readonly));
         }
         Self {
+            rows,
             of_this_thread: PhantomData,
         }
     }
@@ -173,7 +193,7 @@ impl Tiles {
     /// Adds to sums, or makes them of nothing where they are `fresh`, the products of `R` tiles of rows and `T` tiles of
     /// tokens in so many blocks of 32 columns: lane `t` of line `r` of a sum is that of row `r` and token `t`.
     ///
-    /// A line of `rows` has the 32 columns of a row. Line `j` of a block of `tokens` has columns `2 * j` and `2 * j + 1`
+    /// A line of `rows` has the 32 columns of a row; of these a block has as many as the tile, and so have sums. Line `j` of a block of `tokens` has columns `2 * j` and `2 * j + 1`
     /// of each token.
     ///
     /// Per block, the products of even columns are added up in order, those of odd ones apart, and the sum of both is
@@ -191,7 +211,7 @@ impl Tiles {
         fresh: bool,
     ) {
         const { assert!((T == 1 || T == 2) && (R == 1 || R == 2)) };
-        assert!(rows.has(blocks) && tokens.has(blocks) && sums.is_whole());
+        assert!(rows.has(blocks, self.rows) && tokens.has(blocks, ROWS) && sums.has(self.rows));
         let bytes = |lines: usize| lines * size_of::<Line>();
         let mut weights = rows.tiles.map(|lines| lines.as_ptr().cast::<Line>());
         let mut x = tokens.tiles.map(|lines| lines.as_ptr().cast::<Line>());
@@ -347,7 +367,7 @@ mod tests {
         let x: [_; T] = std::array::from_fn(|t| lines(blocks * ROWS, 7 + t as u32));
         let before = bf16::from_f32(1.5).to_f32();
         let mut sums = [[Line([before.to_bits(); LANES]); ROWS]; 4];
-        let registers = Tiles::new(amx);
+        let registers = Tiles::new(amx, ROWS);
         let (weights, x) = (weights.each_ref(), x.each_ref());
         registers.multiply(
             blocks,
@@ -384,13 +404,69 @@ mod tests {
     }
 
     #[test]
+    fn tiles_of_fewer_rows_write_no_others_and_lines_may_lie_apart() {
+        let Some(amx) = Amx::detect() else { return };
+        let (blocks, stride) = (3, 5);
+        for rows in 1..=ROWS {
+            let registers = Tiles::new(amx, rows);
+            let (weights, x) = (lines(blocks * ROWS, 1), lines(blocks * ROWS, 7));
+            // Line after line of all blocks, and nothing behind the last.
+            let mut apart = vec![Line::ZERO; (rows - 1) * stride + blocks];
+            for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |block| (row, block)))
+            {
+                apart[row * stride + block] = weights[block * ROWS + row];
+            }
+            let mut sums = [Line([1.5_f32.to_bits(); LANES]); 2 * ROWS];
+            registers.multiply(
+                blocks,
+                Side {
+                    tiles: [&apart],
+                    line: stride,
+                    block: 1,
+                },
+                Side::packed([&x]),
+                Sums {
+                    lines: &mut sums,
+                    line: 2,
+                    first: [[1]],
+                },
+                false,
+            );
+            for (place, line) in sums.iter().enumerate() {
+                for (token, sum) in line.0.into_iter().enumerate() {
+                    let defined = match place % 2 == 1 && place / 2 < rows {
+                        true => expected(&weights, &x, [place / 2, token], 1.5),
+                        false => 1.5,
+                    };
+                    assert_eq!(f32::from_bits(sum), defined, "{rows} {place} {token}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion failed")]
+    fn a_tile_that_is_not_there_to_its_end_is_not_read() {
+        let Some(amx) = Amx::detect() else {
+            panic!("assertion failed: no AMX here");
+        };
+        let (x, mut sums) = (lines(ROWS, 1), [Line::ZERO; ROWS]);
+        let sums = Sums {
+            lines: &mut sums,
+            line: 1,
+            first: [[0]],
+        };
+        Tiles::new(amx, ROWS).multiply(1, Side::packed([&x[1..]]), Side::packed([&x]), sums, true);
+    }
+
+    #[test]
     fn a_thread_has_one_set_of_tiles() {
         let Some(amx) = Amx::detect() else { return };
-        let first = Tiles::new(amx);
-        std::thread::spawn(move || drop(Tiles::new(amx)))
+        let first = Tiles::new(amx, ROWS);
+        std::thread::spawn(move || drop(Tiles::new(amx, 1)))
             .join()
             .expect("another thread has its own");
         drop(first);
-        drop(Tiles::new(amx));
+        drop(Tiles::new(amx, 1));
     }
 }

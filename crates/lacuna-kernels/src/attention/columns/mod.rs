@@ -26,7 +26,7 @@ pub(super) use integers::{IntegerKeys, PackIntegerColumns, QueryBlocks};
 pub(super) use scores::Keys;
 pub(super) use seen::Seen;
 #[cfg(target_arch = "x86_64")]
-pub(super) use tiles::{CopyTiles, InTiles, PackTiles};
+pub(super) use tiles::{CopyTiles, PackTiles, QueryTile};
 pub(super) use values::Values;
 
 /// Vectors of queries of a tile, where there are as many.

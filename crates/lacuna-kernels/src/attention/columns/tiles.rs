@@ -11,19 +11,14 @@ use std::ops::Range;
 
 use super::super::PARTITION;
 use super::super::ahead::Ahead;
-use super::super::elements::{Pair, with_element};
-use super::super::rows::{Head, stored};
+use super::super::elements::with_element;
+use super::super::pairs::{BLOCK_ROWS, BLOCKS, Pairs, WithoutOutliers};
+use super::super::rows::Head;
 use super::integers::IntegerScores;
 use super::{Keys, Scored, Scores, Seen, chunk};
 use crate::elementwise::activation::SoftCap;
 use crate::simd::amx::{ROWS, Side, Sums, Tiles};
 use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd, each};
-
-/// Rows of values that are multiplied at once.
-const BLOCK_ROWS: usize = 2 * ROWS;
-
-/// Such blocks of a partition.
-const BLOCKS: usize = PARTITION / BLOCK_ROWS;
 
 /// Packs queries, scaled: sixteen after sixteen, `[steps, LANES]` each, of which chunk `j` of a step has elements
 /// `2 * j` and `2 * j + 1` of each query.
@@ -65,31 +60,8 @@ impl<'q, Q: Fn(usize) -> &'q [f32]> Kernel for PackTiles<'_, Q> {
     }
 }
 
-/// Rows with an element that cannot be multiplied by no weight: one that is not finite, or is not when it is rounded.
-#[derive(Clone, Copy, Default)]
-pub(in super::super) struct Outliers([u64; PARTITION / 64]);
-
-impl Outliers {
-    const NONE: Self = Self([0; PARTITION / 64]);
-
-    fn add(&mut self, row: usize) {
-        self.0[row / 64] |= 1 << (row % 64);
-    }
-
-    fn has(&self, row: usize) -> bool {
-        self.0[row / 64] >> (row % 64) & 1 != 0
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0 == Self::NONE.0
-    }
-}
-
-/// What bf16 may round to infinity, and is twice what is nearly as large.
-const TOO_LARGE: f32 = f32::from_bits(0x7F00_0000);
-
 /// Copies values as they are multiplied, pairs of rows in one place, with zeros behind the last element, for rows that
-/// are not needed beside others of their block, and for elements that are too large.
+/// are not needed beside others of their block, and for elements that are too large; says whether there are such.
 pub(in super::super) struct CopyTiles<'a> {
     pub(in super::super) proof: Bf16Products,
     pub(in super::super) values: &'a Head<'a>,
@@ -99,127 +71,54 @@ pub(in super::super) struct CopyTiles<'a> {
 }
 
 impl Kernel for CopyTiles<'_> {
-    type Output = Outliers;
+    type Output = bool;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Outliers {
-        with_element!(self.values.view.layout().element, |E| self.copy::<S, E>(s))
-    }
-}
-
-impl CopyTiles<'_> {
-    #[inline(always)]
-    fn copy<S: Simd, E: Pair>(self, s: S) -> Outliers {
-        let zero = s.splat(0.0);
-        let mut check = zero;
-        let heads = self.values.bytes::<PARTITION>();
-        let needed =
-            self.values.rows.start - self.values.start..self.values.rows.end - self.values.start;
-        let blocks = needed.start / BLOCK_ROWS..needed.end.div_ceil(BLOCK_ROWS);
-        for place in blocks.start * ROWS..blocks.end * ROWS {
-            let heads: &[_; 2] = heads[2 * place..].first_chunk().expect("two of its rows");
-            let out = &mut self.out[place * self.chunks..(place + 1) * self.chunks];
-            for (pair, out) in out.chunks_mut(2).enumerate() {
-                let mut rows = [[zero; 2]; 2];
-                for at in 0..2 {
-                    if heads[at].is_empty() {
-                        continue;
-                    }
-                    rows[at] = E::load(s, &stored::<E>(heads[at], pair));
-                    for half in 0..2 {
-                        // What is too large is not finite when it is doubled, and nothing times that is not a number.
-                        let x = rows[at][half];
-                        check = s.fma(s.add(x, x), zero, check);
-                    }
+    fn run<S: Simd>(self, s: S) -> bool {
+        let Self { values, .. } = self;
+        let heads = values.bytes::<PARTITION>();
+        let start = values.rows.start - values.start;
+        let end = values.rows.end - values.start;
+        let places = start / BLOCK_ROWS * ROWS..end.div_ceil(BLOCK_ROWS) * ROWS;
+        let out = &mut self.out[places.start * self.chunks..places.end * self.chunks];
+        let heads = &heads[2 * places.start..2 * places.end];
+        with_element!(values.view.layout().element, |E| {
+            let has_outliers = {
+                let mut pairs = Pairs::new(s, self.proof);
+                for (heads, out) in heads
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .zip(out.chunks_exact_mut(self.chunks))
+                {
+                    pairs.write::<E>(heads, out, |_, _| {});
                 }
-                for (chunk, out) in out.iter_mut().enumerate() {
-                    s.store(
-                        s.round_rows(self.proof, [rows[0][chunk], rows[1][chunk]]),
-                        out,
-                    );
-                }
+                pairs.have_outliers()
+            };
+            if has_outliers {
+                s.vectorize(WithoutOutliers::<E> {
+                    proof: self.proof,
+                    heads,
+                    chunks: self.chunks,
+                    out,
+                    element: PhantomData,
+                });
             }
-        }
-        match s.sum(check) == 0.0 {
-            true => Outliers::NONE,
-            false => s.vectorize(FindOutliers::<E> {
-                values: self.values,
-                chunks: self.chunks,
-                out: self.out,
-                element: PhantomData,
-            }),
-        }
-    }
-}
-
-/// Takes from a copy what is too large; it is compiled apart because it is rarely needed.
-struct FindOutliers<'a, E> {
-    values: &'a Head<'a>,
-    chunks: usize,
-    out: &'a mut [[f32; LANES]],
-    element: PhantomData<E>,
-}
-
-impl<E: Pair> Kernel for FindOutliers<'_, E> {
-    type Output = Outliers;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Outliers {
-        let mut outliers = Outliers::NONE;
-        each_element::<S, E>(s, self.values, |row, element, x| {
-            if x.abs() < TOO_LARGE {
-                return;
-            }
-            outliers.add(row);
-            let place = &mut self.out[row / 2 * self.chunks + element / LANES][element % LANES];
-            let other = [0xFFFF_0000, 0xFFFF][row % 2];
-            *place = f32::from_bits(place.to_bits() & other);
-        });
-        outliers
-    }
-}
-
-/// Calls `with` with the row, the place and the value of each element of the rows that are needed.
-#[inline(always)]
-fn each_element<S: Simd, E: Pair>(
-    s: S,
-    values: &Head<'_>,
-    mut with: impl FnMut(usize, usize, f32),
-) {
-    for (row, head) in values.bytes::<PARTITION>().into_iter().enumerate() {
-        if head.is_empty() {
-            continue;
-        }
-        let dim = values.view.layout().head_dim;
-        for pair in 0..dim.div_ceil(2 * LANES) {
-            let mut elements = [[0.0; LANES]; 2];
-            let halves = E::load(s, &stored::<E>(head, pair));
-            for half in 0..2 {
-                s.store(halves[half], &mut elements[half]);
-            }
-            let first = pair * 2 * LANES;
-            for (place, x) in (first..dim).zip(elements.as_flattened()) {
-                with(row, place, *x);
-            }
-        }
+            has_outliers
+        })
     }
 }
 
 /// One tile of queries and the rows of a partition: writes the states of the queries.
-pub(in super::super) struct InTiles<'a, 'b, F> {
+pub(in super::super) struct QueryTile<'a, 'b> {
     pub(in super::super) registers: &'a Tiles,
     pub(in super::super) proof: Bf16Products,
     /// Of elements as [`PackTiles`] has them.
     pub(in super::super) scored: Scored<'a>,
-    /// What was copied of `head`, `[PARTITION / 2, chunks]` ...
+    /// `[PARTITION / 2, chunks]`.
     pub(in super::super) values: &'a [[f32; LANES]],
     pub(in super::super) chunks: usize,
-    /// ... and the rows of which something was not.
-    pub(in super::super) outliers: Outliers,
-    pub(in super::super) head: &'a Head<'a>,
     pub(in super::super) seen: &'a Seen,
-    /// The rows that a query sees.
-    pub(in super::super) visible: F,
     pub(in super::super) cap: Option<SoftCap>,
     /// Room for scores, `[PARTITION, vectors]` ...
     pub(in super::super) scores: &'a mut [Chunk],
@@ -233,7 +132,7 @@ pub(in super::super) struct InTiles<'a, 'b, F> {
     pub(in super::super) ahead: &'a mut [Ahead<'b>; 2],
 }
 
-impl<F: Fn(usize) -> Range<usize>> Kernel for InTiles<'_, '_, F> {
+impl Kernel for QueryTile<'_, '_> {
     type Output = ();
 
     const MULTIPLIES_BYTES: bool = true;
@@ -247,7 +146,7 @@ impl<F: Fn(usize) -> Range<usize>> Kernel for InTiles<'_, '_, F> {
     }
 }
 
-impl<F: Fn(usize) -> Range<usize>> InTiles<'_, '_, F> {
+impl QueryTile<'_, '_> {
     #[inline(always)]
     fn vectors<S: Simd, const V: usize>(&mut self, s: S) {
         match self.scored {
@@ -273,19 +172,6 @@ impl<F: Fn(usize) -> Range<usize>> InTiles<'_, '_, F> {
         scores.soften::<S, V>(s);
         self.weigh::<S, V>(s);
         self.values::<S, V>(s);
-        if !self.outliers.is_empty() {
-            let element = self.head.view.layout().element;
-            with_element!(element, |E| s.vectorize(AddOutliers::<_, E> {
-                outliers: self.outliers,
-                head: self.head,
-                visible: &self.visible,
-                weights: self.scores,
-                vectors: V,
-                states: self.states,
-                per_query: 1 + self.chunks,
-                element: PhantomData,
-            }));
-        }
     }
 
     /// Dot products with all keys of which some query sees one of sixteen.
@@ -428,39 +314,5 @@ impl Products<'_> {
         self.registers
             .multiply(blocks.len(), weights, values, sums, true);
         T
-    }
-}
-
-/// Adds what was not copied, for queries that see it; it is compiled apart because it is rarely needed.
-struct AddOutliers<'a, F, E> {
-    outliers: Outliers,
-    head: &'a Head<'a>,
-    visible: F,
-    /// `[PARTITION, vectors]`.
-    weights: &'a [Chunk],
-    vectors: usize,
-    states: &'a mut [Chunk],
-    per_query: usize,
-    element: PhantomData<E>,
-}
-
-impl<F: Fn(usize) -> Range<usize>, E: Pair> Kernel for AddOutliers<'_, F, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        each_element::<S, E>(s, self.head, |row, element, x| {
-            if !self.outliers.has(row) || x.abs() < TOO_LARGE {
-                return;
-            }
-            let states = self.states.chunks_exact_mut(self.per_query);
-            for (query, state) in states.enumerate() {
-                if (self.visible)(query).contains(&row) {
-                    let weights = &self.weights[row * self.vectors + query / LANES];
-                    let sum = &mut state[1 + element / LANES].0[element % LANES];
-                    *sum += weights.0[query % LANES] * x;
-                }
-            }
-        });
     }
 }

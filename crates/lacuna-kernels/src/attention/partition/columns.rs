@@ -4,8 +4,6 @@ use std::ops::Range;
 
 use super::super::ahead::Ahead;
 use super::super::arithmetic::{Arithmetic, InBf16, InF32};
-#[cfg(target_arch = "x86_64")]
-use super::super::columns::{CopyTiles, InTiles, PackTiles};
 use super::super::columns::{
     IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Seen,
     Tile, Values, packed_len, tile_queries,
@@ -16,25 +14,21 @@ use super::super::{Attention, AttentionShape, COLUMN_CHUNKS, PARTITION};
 use super::{Loaded, Partition, Side};
 use crate::activations::BLOCK;
 use crate::elementwise::activation::SoftCap;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Bf16Products;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::amx::{Amx, Tiles};
 use crate::simd::{Chunk, LANES, Simd};
 
 /// What one worker needs for that.
 pub(super) struct Buffers {
-    scoring: Scoring,
+    pub(super) scoring: Scoring,
     /// The part whose queries are packed.
     packed: Option<usize>,
     /// One head of the rows of a partition ...
-    values: Copied,
+    pub(super) values: Copied,
     /// ... and what their units are worth, if they have some.
     units: Box<[[f32; PARTITION]]>,
     /// Weights of one tile, `[PARTITION, vectors]`.
-    weights: Box<[Chunk]>,
+    pub(super) weights: Box<[Chunk]>,
     /// Sums of one tile, `[elements, vectors]`, or its states.
-    sums: Box<[Chunk]>,
+    pub(super) sums: Box<[Chunk]>,
 }
 
 impl Buffers {
@@ -82,13 +76,13 @@ impl Buffers {
 }
 
 /// What scores are computed from.
-struct Scoring {
+pub(super) struct Scoring {
     /// Queries of one part, packed in tiles ...
-    queries: Box<[Chunk]>,
+    pub(super) queries: Box<[Chunk]>,
     /// ... which for keys that are integers are these.
     integers: Box<[QueryBlocks]>,
     /// One head of the rows of a partition ...
-    keys: Copied,
+    pub(super) keys: Copied,
     /// ... and what their units are worth, if they are integers.
     units: Box<[[f32; PARTITION]]>,
 }
@@ -105,7 +99,11 @@ impl Scoring {
     }
 
     /// The queries of one tile, as they were packed, and the keys they are multiplied with.
-    fn of<A: Arithmetic>(&self, attention: &Attention<'_>, tile: Range<usize>) -> Scored<'_> {
+    pub(super) fn of<A: Arithmetic>(
+        &self,
+        attention: &Attention<'_>,
+        tile: Range<usize>,
+    ) -> Scored<'_> {
         let head_dim = attention.shape.head_dim;
         let vectors = tile.start / LANES..tile.end.div_ceil(LANES);
         let rows = self.keys.rows();
@@ -135,7 +133,7 @@ impl Scoring {
 
 /// Room for the longest rows of a partition. Memory that shorter ones do not reach is never touched, so the system
 /// does not give it.
-struct Copied {
+pub(super) struct Copied {
     elements: Vec<f32>,
     /// Where they are aligned as chunks.
     start: usize,
@@ -154,11 +152,11 @@ impl Copied {
         }
     }
 
-    fn rows(&self) -> &[[f32; LANES]] {
+    pub(super) fn rows(&self) -> &[[f32; LANES]] {
         self.elements[self.start..].as_chunks().0
     }
 
-    fn rows_mut(&mut self) -> &mut [[f32; LANES]] {
+    pub(super) fn rows_mut(&mut self) -> &mut [[f32; LANES]] {
         self.elements[self.start..].as_chunks_mut().0
     }
 
@@ -167,61 +165,60 @@ impl Copied {
     }
 }
 
-impl Loaded<'_> {
-    /// Packs the queries of a part, if they are not packed already.
-    #[inline(always)]
-    fn pack<S: Simd, A: Arithmetic>(&mut self, s: S, arithmetic: A, part: usize) {
-        if self.buffers.columns.packed == Some(part) {
-            return;
-        }
+impl<'a> Loaded<'a> {
+    /// The elements of each query of a part.
+    pub(super) fn query(&self, part: usize) -> impl Fn(usize) -> &'a [f32] + use<'a> {
         let (attention, task) = (self.attention, self.task);
         let (shape, group) = (attention.shape, attention.part);
-        let count = self.part_queries();
-        let query = |query: usize| {
+        move |query| {
             let token = task.first_token + query / group;
             let head = token * shape.query_heads + part * group + query % group;
             &attention.q[head * shape.head_dim..][..shape.head_dim]
-        };
-        let scoring = &mut self.buffers.columns.scoring;
-        if attention.integer_keys() {
+        }
+    }
+
+    /// Packs the queries of a part, if they are not packed already, for keys that are integers or `elements`.
+    #[inline(always)]
+    pub(super) fn pack<S: Simd>(&mut self, s: S, part: usize, elements: impl FnOnce(&mut Self)) {
+        if self.buffers.columns.packed == Some(part) {
+            return;
+        }
+        let shape = self.attention.shape;
+        if self.attention.integer_keys() {
+            let (query, count) = (self.query(part), self.part_queries());
             let blocks = shape.head_dim / BLOCK;
+            let integers = &mut self.buffers.columns.scoring.integers;
             s.vectorize(PackIntegerColumns {
                 query,
                 count,
                 scale: shape.scale,
                 blocks,
-                out: &mut scoring.integers[..count.div_ceil(LANES) * blocks],
+                out: &mut integers[..count.div_ceil(LANES) * blocks],
             });
         } else {
-            let steps = steps::<A>(shape.head_dim);
-            #[cfg(target_arch = "x86_64")]
-            if let Some((_, proof)) = attention.in_tiles(s) {
-                s.vectorize(PackTiles {
-                    proof,
-                    query,
-                    count,
-                    scale: shape.scale,
-                    steps,
-                    out: &mut scoring.queries[..packed_len(count, steps)],
-                });
-                self.buffers.columns.packed = Some(part);
-                return;
-            }
-            s.vectorize(PackColumns {
-                arithmetic,
-                query,
-                count,
-                scale: shape.scale,
-                steps,
-                out: &mut scoring.queries[..packed_len(count, steps)],
-            });
+            elements(self);
         }
         self.buffers.columns.packed = Some(part);
+    }
+
+    #[inline(always)]
+    fn pack_elements<S: Simd, A: Arithmetic>(&mut self, s: S, arithmetic: A, part: usize) {
+        let (query, count) = (self.query(part), self.part_queries());
+        let shape = self.attention.shape;
+        let steps = steps::<A>(shape.head_dim);
+        s.vectorize(PackColumns {
+            arithmetic,
+            query,
+            count,
+            scale: shape.scale,
+            steps,
+            out: &mut self.buffers.columns.scoring.queries[..packed_len(count, steps)],
+        });
     }
 }
 
 /// Vectors that a head takes.
-fn steps<A: Arithmetic>(head_dim: usize) -> usize {
+pub(super) fn steps<A: Arithmetic>(head_dim: usize) -> usize {
     head_dim.div_ceil(LANES * A::AT_ONCE)
 }
 
@@ -229,76 +226,9 @@ impl<'b> Partition<'_, 'b> {
     /// All of a partition, one tile of queries after the other.
     #[inline(always)]
     pub(super) fn columns<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        #[cfg(target_arch = "x86_64")]
-        if let Some((amx, proof)) = self.loaded.attention.in_tiles(s) {
-            return self.tiles(s, amx, proof, rows);
-        }
         match self.loaded.attention.rounded {
             Some(rounded) => self.columns_in(s, InBf16(rounded), rows),
             None => self.columns_in(s, InF32, rows),
-        }
-    }
-
-    /// The same with AMX.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn tiles<S: Simd>(&mut self, s: S, amx: Amx, proof: Bf16Products, rows: &Range<usize>) {
-        let Loaded {
-            attention, task, ..
-        } = *self.loaded;
-        let (shape, arithmetic) = (attention.shape, InBf16(proof));
-        let start = self.index * PARTITION;
-        let sight = attention.sight(task.first_token);
-        let count = self.loaded.part_queries();
-        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
-        let registers = Tiles::new(amx);
-        for part in self.loaded.parts() {
-            self.loaded.pack(s, arithmetic, part);
-            self.copy_keys(s, arithmetic, part, rows);
-            let values = Head {
-                view: attention.v,
-                head: attention.kv_head(part),
-                start,
-                rows: rows.clone(),
-            };
-            let outliers = s.vectorize(CopyTiles {
-                proof,
-                values: &values,
-                chunks: shape.value_chunks(),
-                out: self.loaded.buffers.columns.values.rows_mut(),
-            });
-            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
-            let first = (part - task.first_part) * count;
-            let states = self.states[first * per_query..].chunks_mut(len * per_query);
-            let buffers = &mut *self.loaded.buffers;
-            let columns = &mut buffers.columns;
-            for (first, states) in (0..count).step_by(len).zip(states) {
-                let tile = first..count.min(first + len);
-                let visible = |query: usize| {
-                    let token = (first + query) / attention.part;
-                    sight.within(token, start, PARTITION)
-                };
-                let Some(seen) = Seen::new(tile.len(), visible) else {
-                    continue;
-                };
-                s.vectorize(InTiles {
-                    registers: &registers,
-                    proof,
-                    scored: columns.scoring.of::<InBf16>(attention, tile.clone()),
-                    values: columns.values.rows(),
-                    chunks: shape.value_chunks(),
-                    outliers,
-                    head: &values,
-                    seen: &seen,
-                    visible,
-                    cap: shape.soft_cap.map(SoftCap),
-                    scores: &mut buffers.scores,
-                    weights: &mut columns.weights,
-                    sums: &mut columns.sums,
-                    states: &mut states[..tile.len() * per_query],
-                    ahead: &mut ahead,
-                });
-            }
         }
     }
 
@@ -313,7 +243,8 @@ impl<'b> Partition<'_, 'b> {
         let count = self.loaded.part_queries();
         let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
         for part in self.loaded.parts() {
-            self.loaded.pack(s, arithmetic, part);
+            let loaded = &mut *self.loaded;
+            loaded.pack(s, part, |loaded| loaded.pack_elements(s, arithmetic, part));
             self.copy(s, arithmetic, part, rows);
             let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
             let first = (part - task.first_part) * count;
@@ -381,7 +312,7 @@ impl<'b> Partition<'_, 'b> {
 
     /// Copies the keys that a part needs.
     #[inline(always)]
-    fn copy_keys<S: Simd, A: Arithmetic>(
+    pub(super) fn copy_keys<S: Simd, A: Arithmetic>(
         &mut self,
         s: S,
         arithmetic: A,
@@ -421,7 +352,7 @@ impl<'b> Partition<'_, 'b> {
     }
 
     /// The rows of the partition that this worker probably goes on with.
-    fn behind(&self, side: Side, part: usize) -> Ahead<'b> {
+    pub(super) fn behind(&self, side: Side, part: usize) -> Ahead<'b> {
         let rows = self.next * PARTITION..(self.next + 1) * PARTITION;
         let head = self.loaded.attention.kv_head(part);
         Ahead::share(self.view(side), rows, &self.loaded.heads(), head)

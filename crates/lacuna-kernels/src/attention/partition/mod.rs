@@ -1,6 +1,8 @@
 //! One partition of rows for the queries of a task.
 
 mod columns;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -38,10 +40,15 @@ enum Method {
 }
 
 /// Whether K and V are better copied than read as they are stored, or have to be.
-fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
+fn is_many(simd: impl Simd, attention: &Attention<'_>, task: &Task) -> bool {
     let (shape, queries) = (attention.shape, task.tokens * attention.part);
     let rounded = attention.rounded.is_some();
-    queries >= many(queries, rounded)
+    let least = match attention.is_in_tiles(simd) {
+        // More than a tile has.
+        true => LANES + 1,
+        false => many(queries, rounded),
+    };
+    queries >= least
         // There is room for more of those that are copied for.
         || queries > shape.most_queries()
         // What is read as stored is whole pairs of chunks; of a copy the last chunk may be alone.
@@ -107,11 +114,7 @@ impl<'a> Loaded<'a> {
         task: Task,
         buffers: &'a mut Buffers,
     ) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        let in_tiles = attention.in_tiles(s).is_some();
-        #[cfg(not(target_arch = "x86_64"))]
-        let in_tiles = false;
-        let method = match in_tiles || is_many(attention, &task) {
+        let method = match is_many(s, attention, &task) {
             true => Method::Columns,
             false if attention.integer_keys() => Method::IntegerRows,
             false => Method::Rows,
@@ -123,6 +126,8 @@ impl<'a> Loaded<'a> {
             buffers,
         };
         match method {
+            // Packed for each partition.
+            Method::Rows if attention.is_in_tiles(s) => {}
             Method::Rows => match attention.rounded {
                 Some(rounded) => loaded.load(s, InBf16(rounded)),
                 None => loaded.load(s, InF32),
@@ -217,12 +222,14 @@ impl Kernel for Partition<'_, '_> {
         let seen = attention.sight(task.first_token).of_tokens(task.tokens);
         let rows = seen.start.max(start)..seen.end.min(start + PARTITION);
         self.states.fill(Chunk::ZERO);
-        if self.loaded.method == Method::Columns {
-            return self.columns(s, &rows);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = self.loaded.attention.in_tiles(s) {
+            return self.in_tiles(s, tiles, &rows);
         }
         match self.loaded.method {
+            Method::Columns => return self.columns(s, &rows),
             Method::IntegerRows => self.stored_integer_scores(s, &rows),
-            _ => self.stored_scores(s, &rows),
+            Method::Rows => self.stored_scores(s, &rows),
         }
         self.soften(s);
         self.stored_values(s, &rows);

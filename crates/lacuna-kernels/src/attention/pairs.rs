@@ -1,0 +1,168 @@
+//! Values as AMX multiplies them: pairs of rows, rounded to bf16.
+//!
+//! A row that a query does not see has no weight, which leaves sums as they are if its values are numbers. Elements that
+//! are not, and those that may be none when they are rounded, are left out, and added for the queries that see them.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::PARTITION;
+use super::elements::{Pair, with_element};
+use super::rows::{Head, stored};
+use crate::simd::amx::ROWS;
+use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd};
+
+/// Rows of values that are multiplied at once.
+pub(super) const BLOCK_ROWS: usize = 2 * ROWS;
+
+/// Such blocks of a partition.
+pub(super) const BLOCKS: usize = PARTITION / BLOCK_ROWS;
+
+/// What is nearly too large to be rounded: twice as much is not finite.
+const TOO_LARGE: f32 = f32::from_bits(0x7F00_0000);
+
+/// Writes pairs of rows, and looks for outliers.
+pub(super) struct Pairs<S: Simd> {
+    simd: S,
+    proof: Bf16Products,
+    /// Zeros, unless there was an outlier.
+    check: S::F,
+}
+
+impl<S: Simd> Pairs<S> {
+    #[inline(always)]
+    pub(super) fn new(simd: S, proof: Bf16Products) -> Self {
+        Self {
+            simd,
+            proof,
+            check: simd.splat(0.0),
+        }
+    }
+
+    /// Writes one head of two rows, of which those that are not needed are empty and count as zeros, with zeros behind
+    /// the last element. `before` is told which row and pair of elements comes next.
+    #[inline(always)]
+    pub(super) fn write<E: Pair>(
+        &mut self,
+        heads: &[&[u8]; 2],
+        out: &mut [[f32; LANES]],
+        before: impl Fn(usize, usize),
+    ) {
+        let (s, zero) = (self.simd, self.simd.splat(0.0));
+        for (pair, out) in out.chunks_mut(2).enumerate() {
+            let mut rows = [[zero; 2]; 2];
+            for at in 0..2 {
+                before(at, pair);
+                if heads[at].is_empty() {
+                    continue;
+                }
+                rows[at] = E::load(s, &stored::<E>(heads[at], pair));
+                for half in 0..2 {
+                    // What is not finite is not a number when it is multiplied by nothing.
+                    let x = rows[at][half];
+                    self.check = s.fma(s.add(x, x), zero, self.check);
+                }
+            }
+            for (chunk, out) in out.iter_mut().enumerate() {
+                let rows = [rows[0][chunk], rows[1][chunk]];
+                s.store(s.round_rows(self.proof, rows), out);
+            }
+        }
+    }
+
+    /// Whether there was an outlier in what was written.
+    #[inline(always)]
+    pub(super) fn have_outliers(self) -> bool {
+        self.simd.sum(self.check) != 0.0
+    }
+}
+
+/// Writes the same with zeros for outliers; it is compiled apart because it is rarely needed.
+pub(super) struct WithoutOutliers<'a, E> {
+    pub(super) proof: Bf16Products,
+    /// Two for each place.
+    pub(super) heads: &'a [&'a [u8]],
+    pub(super) chunks: usize,
+    /// `[places, chunks]`.
+    pub(super) out: &'a mut [[f32; LANES]],
+    pub(super) element: PhantomData<E>,
+}
+
+impl<E: Pair> Kernel for WithoutOutliers<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let places = self.heads.as_chunks::<2>().0.iter();
+        for (heads, out) in places.zip(self.out.chunks_exact_mut(self.chunks)) {
+            for (pair, out) in out.chunks_mut(2).enumerate() {
+                let rows = heads.map(|head| match head.is_empty() {
+                    true => [[0.0; LANES]; 2],
+                    false => elements::<S, E>(s, head, pair),
+                });
+                for (chunk, out) in out.iter_mut().enumerate() {
+                    let rows = rows.map(|row| {
+                        s.load(&row[chunk].map(|x| if x.abs() < TOO_LARGE { x } else { 0.0 }))
+                    });
+                    s.store(s.round_rows(self.proof, rows), out);
+                }
+            }
+        }
+    }
+}
+
+/// The elements of a pair.
+#[inline(always)]
+fn elements<S: Simd, E: Pair>(s: S, head: &[u8], pair: usize) -> [[f32; LANES]; 2] {
+    let mut elements = [[0.0; LANES]; 2];
+    let halves = E::load(s, &stored::<E>(head, pair));
+    for half in 0..2 {
+        s.store(halves[half], &mut elements[half]);
+    }
+    elements
+}
+
+/// Adds outliers for queries that see them; it is compiled apart because it is rarely needed.
+pub(super) struct AddOutliers<'a, V, W> {
+    /// The rows that any query sees.
+    pub(super) head: &'a Head<'a>,
+    /// Those that a query sees, by place ...
+    pub(super) visible: V,
+    /// ... and the weight of one.
+    pub(super) weight: W,
+    pub(super) states: &'a mut [Chunk],
+    pub(super) per_query: usize,
+}
+
+impl<V, W> Kernel for AddOutliers<'_, V, W>
+where
+    V: Fn(usize) -> Range<usize>,
+    W: Fn(usize, usize) -> f32,
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let layout = self.head.view.layout();
+        with_element!(layout.element, |E| {
+            for (row, head) in self.head.bytes::<PARTITION>().into_iter().enumerate() {
+                for pair in 0..head.len().min(1) * layout.head_dim.div_ceil(2 * LANES) {
+                    let elements = elements::<S, E>(s, head, pair);
+                    for (place, x) in elements.as_flattened().iter().enumerate() {
+                        if x.abs() < TOO_LARGE {
+                            continue;
+                        }
+                        let element = pair * 2 * LANES + place;
+                        let states = self.states.chunks_exact_mut(self.per_query);
+                        for (query, state) in states.enumerate() {
+                            if (self.visible)(query).contains(&row) {
+                                let sum = &mut state[1 + element / LANES].0[element % LANES];
+                                *sum += (self.weight)(query, row) * x;
+                            }
+                        }
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,225 @@
+//! A partition by AMX.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::arithmetic::InBf16;
+use super::super::columns::{CopyTiles, PackTiles, QueryTile, Seen, packed_len, tile_queries};
+use super::super::elements::with_element;
+use super::super::pairs::AddOutliers;
+use super::super::rows::Head;
+use super::super::stored::StoredRows;
+use super::super::tiles::{TileScores, TileValues, WEIGHT_LINES};
+use super::super::values::Sums;
+use super::super::{COLUMN_CHUNKS, InTiles, PARTITION, PARTITION_CHUNKS};
+use super::columns::steps;
+use super::{Loaded, Method, Partition, Side};
+use crate::elementwise::activation::SoftCap;
+use crate::simd::amx::{ROWS, Tiles};
+use crate::simd::{LANES, Simd};
+
+impl Loaded<'_> {
+    /// Packs the queries of a part behind those that have so many chunks.
+    #[inline(always)]
+    fn pack_tiles<S: Simd>(&mut self, s: S, tiles: InTiles, part: usize, before: usize) {
+        let (query, count) = (self.query(part), self.part_queries());
+        let shape = self.attention.shape;
+        let steps = steps::<InBf16>(shape.head_dim);
+        let out = &mut self.buffers.columns.scoring.queries[before..];
+        s.vectorize(PackTiles {
+            proof: tiles.proof,
+            query,
+            count,
+            scale: shape.scale,
+            steps,
+            out: &mut out[..packed_len(count, steps)],
+        });
+    }
+}
+
+impl Partition<'_, '_> {
+    /// All of a partition.
+    #[inline(always)]
+    pub(super) fn in_tiles<S: Simd>(&mut self, s: S, tiles: InTiles, rows: &Range<usize>) {
+        match self.loaded.method {
+            Method::Columns => return self.tile_columns(s, tiles, rows),
+            Method::IntegerRows => self.stored_integer_scores(s, rows),
+            Method::Rows => self.tile_scores(s, tiles, rows),
+        }
+        self.soften(s);
+        self.tile_values(s, tiles, rows);
+    }
+
+    /// For many queries: from copies, one tile of queries after the other.
+    #[inline(always)]
+    fn tile_columns<S: Simd>(&mut self, s: S, tiles: InTiles, rows: &Range<usize>) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let shape = attention.shape;
+        let start = self.index * PARTITION;
+        let sight = attention.sight(task.first_token);
+        let count = self.loaded.part_queries();
+        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
+        let registers = Tiles::new(tiles.amx, ROWS);
+        for part in self.loaded.parts() {
+            let loaded = &mut *self.loaded;
+            loaded.pack(s, part, |loaded| loaded.pack_tiles(s, tiles, part, 0));
+            self.copy_keys(s, InBf16(tiles.proof), part, rows);
+            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let values = Head {
+                view: attention.v,
+                head: attention.kv_head(part),
+                start,
+                rows: rows.clone(),
+            };
+            let buffers = &mut *self.loaded.buffers;
+            let columns = &mut buffers.columns;
+            let have_outliers = s.vectorize(CopyTiles {
+                proof: tiles.proof,
+                values: &values,
+                chunks: shape.value_chunks(),
+                out: columns.values.rows_mut(),
+            });
+            let first = (part - task.first_part) * count;
+            let states = self.states[first * per_query..].chunks_mut(len * per_query);
+            for (first, states) in (0..count).step_by(len).zip(states) {
+                let tile = first..count.min(first + len);
+                let visible = |query: usize| {
+                    let token = (first + query) / attention.part;
+                    sight.within(token, start, PARTITION)
+                };
+                let Some(seen) = Seen::new(tile.len(), visible) else {
+                    continue;
+                };
+                let states = &mut states[..tile.len() * per_query];
+                s.vectorize(QueryTile {
+                    registers: &registers,
+                    proof: tiles.proof,
+                    scored: columns.scoring.of::<InBf16>(attention, tile),
+                    values: columns.values.rows(),
+                    chunks: shape.value_chunks(),
+                    seen: &seen,
+                    cap: shape.soft_cap.map(SoftCap),
+                    scores: &mut buffers.scores,
+                    weights: &mut columns.weights,
+                    sums: &mut columns.sums,
+                    states,
+                    ahead: &mut ahead,
+                });
+                if have_outliers {
+                    let vectors = (states.len() / per_query).div_ceil(LANES);
+                    let weights = &buffers.scores;
+                    s.vectorize(AddOutliers {
+                        head: &values,
+                        visible,
+                        weight: |query: usize, row: usize| {
+                            weights[row * vectors + query / LANES].0[query % LANES]
+                        },
+                        states,
+                        per_query,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Scores of the queries of all parts.
+    #[inline(always)]
+    fn tile_scores<S: Simd>(&mut self, s: S, tiles: InTiles, rows: &Range<usize>) {
+        let attention = self.loaded.attention;
+        let per_part = self.loaded.part_queries();
+        let steps = steps::<InBf16>(attention.shape.head_dim);
+        // Queries of a part take a whole tile, and there may be more parts than room for them.
+        let (all, chunks) = (self.loaded.parts(), packed_len(per_part, steps));
+        let together = COLUMN_CHUNKS / chunks;
+        let registers = Tiles::new(tiles.amx, ROWS);
+        for first in all.clone().step_by(together) {
+            let parts = first..all.end.min(first + together);
+            for part in parts.clone() {
+                self.loaded
+                    .pack_tiles(s, tiles, part, (part - first) * chunks);
+            }
+            let stored = StoredRows {
+                parts,
+                ..self.stored_rows(Side::Keys, rows)
+            };
+            let buffers = &mut *self.loaded.buffers;
+            let scoring = &mut buffers.columns.scoring;
+            let before = (first - all.start) * per_part * PARTITION_CHUNKS;
+            with_element!(
+                attention.k.layout().element,
+                |E| s.vectorize(TileScores::<E> {
+                    registers: &registers,
+                    proof: tiles.proof,
+                    rows: stored,
+                    copy: &mut buffers.copy,
+                    queries: &scoring.queries,
+                    steps,
+                    keys: scoring.keys.rows_mut(),
+                    scores: &mut buffers.scores[before..],
+                    element: PhantomData,
+                }),
+                q8_0: unreachable!("scores of q8_0 keys are computed in integers")
+            );
+        }
+    }
+
+    /// Values times weights, for the queries of all parts.
+    #[inline(always)]
+    fn tile_values<S: Simd>(&mut self, s: S, tiles: InTiles, rows: &Range<usize>) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let (per_part, per_query) = (self.loaded.part_queries(), attention.shape.state_chunks());
+        let (start, sight) = (self.index * PARTITION, attention.sight(task.first_token));
+        let stored = self.stored_rows(Side::Values, rows);
+        let parts = self.loaded.parts();
+        let buffers = &mut *self.loaded.buffers;
+        let columns = &mut buffers.columns;
+        let sums = Sums {
+            weights: &buffers.scores,
+            states: self.states,
+            chunks: attention.shape.value_chunks(),
+            sight,
+            group: attention.part,
+            queries_per_part: per_part,
+            start,
+            rows: PARTITION,
+        };
+        let have_outliers =
+            with_element!(attention.v.layout().element, |E| s.vectorize(TileValues::<
+                E,
+            > {
+                registers: &Tiles::new(tiles.amx, per_part),
+                proof: tiles.proof,
+                rows: stored,
+                copy: &mut buffers.copy,
+                weights: &mut columns.weights[..WEIGHT_LINES],
+                values: columns.values.rows_mut(),
+                sums,
+                element: PhantomData,
+            }));
+        if !have_outliers {
+            return;
+        }
+        let states = self.states.chunks_exact_mut(per_part * per_query);
+        for ((part, states), first) in parts.zip(states).zip((0..).step_by(per_part)) {
+            let scores = &buffers.scores[first * PARTITION_CHUNKS..];
+            s.vectorize(AddOutliers {
+                head: &Head {
+                    view: attention.v,
+                    head: attention.kv_head(part),
+                    start,
+                    rows: rows.clone(),
+                },
+                visible: |query| sight.within(query / attention.part, start, PARTITION),
+                weight: |query: usize, row: usize| {
+                    scores[query * PARTITION_CHUNKS + row / LANES].0[row % LANES]
+                },
+                states,
+                per_query,
+            });
+        }
+    }
+}
