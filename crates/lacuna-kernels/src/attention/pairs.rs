@@ -6,6 +6,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::PARTITION;
 use super::elements::{Pair, with_element};
 use super::rows::{Head, stored};
@@ -18,15 +20,12 @@ pub(super) const BLOCK_ROWS: usize = 2 * ROWS;
 /// Such blocks of a partition.
 pub(super) const BLOCKS: usize = PARTITION / BLOCK_ROWS;
 
-/// What is nearly too large to be rounded: twice as much is not finite.
-const TOO_LARGE: f32 = f32::from_bits(0x7F00_0000);
-
 /// Writes pairs of rows, and looks for outliers.
 pub(super) struct Pairs<S: Simd> {
     simd: S,
     proof: Bf16Products,
-    /// Zeros, unless there was an outlier.
-    check: S::F,
+    /// Zeros, unless there was an outlier; two, because each addition waits for the one before.
+    checks: [S::F; 2],
 }
 
 impl<S: Simd> Pairs<S> {
@@ -35,7 +34,7 @@ impl<S: Simd> Pairs<S> {
         Self {
             simd,
             proof,
-            check: simd.splat(0.0),
+            checks: [simd.splat(0.0); 2],
         }
     }
 
@@ -48,33 +47,55 @@ impl<S: Simd> Pairs<S> {
         out: &mut [[f32; LANES]],
         before: impl Fn(usize, usize),
     ) {
-        let (s, zero) = (self.simd, self.simd.splat(0.0));
+        let s = self.simd;
+        let (rows, out_pairs) = (heads.map(|head| E::split(head).0), out.len() / 2);
+        if out.len().is_multiple_of(2) && rows.iter().all(|row| row.len() == out_pairs) {
+            let rows = rows[0].iter().zip(rows[1]);
+            for (pair, (rows, out)) in rows.zip(out.as_chunks_mut().0).enumerate() {
+                before(0, pair);
+                before(1, pair);
+                self.pair([E::load(s, rows.0), E::load(s, rows.1)], out);
+            }
+            return;
+        }
         for (pair, out) in out.chunks_mut(2).enumerate() {
-            let mut rows = [[zero; 2]; 2];
-            for at in 0..2 {
+            let rows = [0, 1].map(|at| {
                 before(at, pair);
-                if heads[at].is_empty() {
-                    continue;
+                match heads[at].is_empty() {
+                    true => [s.splat(0.0); 2],
+                    false => E::load(s, &stored::<E>(heads[at], pair)),
                 }
-                rows[at] = E::load(s, &stored::<E>(heads[at], pair));
-                for half in 0..2 {
-                    // What is not finite is not a number when it is multiplied by nothing.
-                    let x = rows[at][half];
-                    self.check = s.fma(s.add(x, x), zero, self.check);
-                }
-            }
-            for (chunk, out) in out.iter_mut().enumerate() {
-                let rows = [rows[0][chunk], rows[1][chunk]];
-                s.store(s.round_rows(self.proof, rows), out);
-            }
+            });
+            let mut whole = [[0.0; LANES]; 2];
+            self.pair(rows, &mut whole);
+            out.copy_from_slice(&whole[..out.len()]);
+        }
+    }
+
+    /// Writes thirty-two elements of both rows.
+    #[inline(always)]
+    fn pair(&mut self, rows: [[S::F; 2]; 2], out: &mut [[f32; LANES]; 2]) {
+        let s = self.simd;
+        for half in 0..2 {
+            let pairs = s.round_rows(self.proof, [rows[0][half], rows[1][half]]);
+            // What is not finite is not a number when it is multiplied by nothing.
+            let check = &mut self.checks[half];
+            *check = s.multiply_pairs(self.proof, pairs, s.splat(0.0), *check);
+            s.store(pairs, &mut out[half]);
         }
     }
 
     /// Whether there was an outlier in what was written.
     #[inline(always)]
     pub(super) fn have_outliers(self) -> bool {
-        self.simd.sum(self.check) != 0.0
+        let [first, second] = self.checks;
+        self.simd.sum(self.simd.add(first, second)) != 0.0
     }
+}
+
+/// Whether an element is none that weights can be nothing for: it is not finite, or is not when it is rounded.
+fn is_outlier(x: f32) -> bool {
+    !bf16::from_f32(x).is_finite()
 }
 
 /// Writes the same with zeros for outliers; it is compiled apart because it is rarely needed.
@@ -102,7 +123,7 @@ impl<E: Pair> Kernel for WithoutOutliers<'_, E> {
                 });
                 for (chunk, out) in out.iter_mut().enumerate() {
                     let rows = rows.map(|row| {
-                        s.load(&row[chunk].map(|x| if x.abs() < TOO_LARGE { x } else { 0.0 }))
+                        s.load(&row[chunk].map(|x| if is_outlier(x) { 0.0 } else { x }))
                     });
                     s.store(s.round_rows(self.proof, rows), out);
                 }
@@ -149,7 +170,7 @@ where
                 for pair in 0..head.len().min(1) * layout.head_dim.div_ceil(2 * LANES) {
                     let elements = elements::<S, E>(s, head, pair);
                     for (place, x) in elements.as_flattened().iter().enumerate() {
-                        if x.abs() < TOO_LARGE {
+                        if !is_outlier(*x) {
                             continue;
                         }
                         let element = pair * 2 * LANES + place;

@@ -50,16 +50,12 @@ impl<E: Pair> Kernel for TileScores<'_, E> {
             let chunk = rows.start % PARTITION / LANES;
             for part in 0..self.rows.parts.len() {
                 let head = rows.head(part, self.copy);
-                for row in 0..ROWS {
-                    let stored = &E::split(head.tile.row(row)).0[..steps];
-                    for step in 0..steps {
-                        let bytes = size_of::<E::Stored>();
+                let bytes = size_of::<E::Stored>();
+                for (row, keys) in keys.chunks_exact_mut(steps).enumerate() {
+                    let stored = E::split(head.tile.row(row)).0;
+                    for (step, (stored, out)) in stored.iter().zip(keys).enumerate() {
                         head.prefetch(s, row, step * bytes, bytes);
-                        let elements = E::load(s, &stored[step]);
-                        s.store(
-                            s.round_pairs(self.proof, elements),
-                            &mut keys[row * steps + step],
-                        );
+                        s.store(s.round_pairs(self.proof, E::load(s, stored)), out);
                     }
                 }
                 let mut sums = [Chunk::ZERO; ROWS];
