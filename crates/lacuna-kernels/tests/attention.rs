@@ -1075,6 +1075,47 @@ fn extreme_scores_are_finite_and_infinite_ones_do_not_hang() {
 }
 
 #[test]
+fn a_value_that_is_infinite_when_it_is_rounded_is_none_of_queries_that_do_not_see_it() {
+    let shape = shape(4, 2, 32);
+    let (rows, hidden) = (300, 290);
+    let x = Random::new(1).units(rows * 64);
+    let k = Side::of(ElementType::F32, 2, 32, &x);
+    let clean = Side::of(ElementType::F32, 2, 32, &x);
+    // The largest number is finite, and larger than any of 16 bits. In one element of a head.
+    let mut x = x;
+    x[hidden * 64 + 5] = f32::MAX;
+    let large = Side::of(ElementType::F32, 2, 32, &x);
+    for cpu in cpus(2) {
+        let level = (cpu.level(), cpu.precision());
+        // As many as are multiplied as stored, and more.
+        for tokens in [8, 20] {
+            let first = rows - tokens;
+            let q = Random::new(3).units(tokens * 128);
+            let with = attend(&cpu, &q, &k.view(), &large.view(), first, &shape);
+            let without = attend(&cpu, &q, &k.view(), &clean.view(), first, &shape);
+            for token in 0..tokens {
+                let of = |out: &[f32]| out[token * 128..(token + 1) * 128].to_vec();
+                let query = &q[token * 128..(token + 1) * 128];
+                let (large, position) = (large.view(), first + token);
+                let alone = attend(&cpu, query, &k.view(), &large, position, &shape);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(
+                    bits(&of(&with)),
+                    bits(&alone),
+                    "{level:?} {token} of {tokens}"
+                );
+                let sees = position >= hidden;
+                assert_eq!(
+                    of(&with) == of(&without),
+                    !sees,
+                    "{level:?} {token} of {tokens}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_not_finite_in_the_cache_is_not_finite_in_the_result() {
     let shape = shape(4, 2, 32);
     for element in ElementType::ALL {
