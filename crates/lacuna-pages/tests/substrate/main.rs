@@ -25,5 +25,5 @@ mod split;
 mod storm;
 mod support;
 mod threads;
-#[cfg(all(target_os = "linux", feature = "vulkan"))]
+#[cfg(feature = "vulkan")]
 mod vulkan;
