@@ -40,6 +40,8 @@ pub mod device;
 mod error;
 pub mod faults;
 mod freed;
+#[cfg(any(feature = "vulkan", all(feature = "metal", target_os = "macos")))]
+mod gpu;
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
 pub mod guard;
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
@@ -47,6 +49,8 @@ pub mod guard;
 pub mod guard;
 mod host;
 mod ledger;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub mod metal;
 mod pool;
 mod slices;
 mod split;
@@ -63,6 +67,8 @@ pub use error::{Error, SwapError};
 pub use freed::{return_freed_memory, return_large_blocks};
 pub use host::{HostConfig, HostDevice, HugePages};
 pub use ledger::{BufferLedger, Counts, Ledger};
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub use metal::MetalDevice;
 pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };

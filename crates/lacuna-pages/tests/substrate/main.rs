@@ -18,6 +18,8 @@ mod growth;
 mod guard;
 #[cfg(target_os = "linux")]
 mod kernel;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 mod misuse;
 mod model;
 mod queue;
