@@ -2,8 +2,9 @@
 //!
 //! A [`Pool`] owns physical pages of one [`Device`]; a [`Buffer`] is reserved address space whose
 //! pages are attached, shared, sealed, given back and moved by page table, while the addresses stay
-//! as they are. On Linux and Android the [`HostDevice`] does it with the CPU's own page table;
-//! anywhere else the [`DenseDevice`] stands behind the same buffers.
+//! as they are. On Linux and Android the [`HostDevice`] does it with the CPU's own page table, and on macOS
+//! with the feature `macos`, which nobody has run yet; anywhere else the [`DenseDevice`] stands behind the
+//! same buffers.
 //!
 //! ```
 //! # use lacuna_pages::{ByteLength, DenseDevice, HostDevice, Pool, PoolConfig, Request};

@@ -1,20 +1,28 @@
 //! The host device: pages of heaps attached to reserved address space by the CPU's own page table. Heaps
-//! are memfds on Linux and Android, and memory objects of the Mach kernel on macOS, which nobody has run
-//! yet; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
+//! are memfds on Linux and Android, and memory objects of the Mach kernel on macOS, with the feature `macos`,
+//! which nobody has run yet; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use linux::HostDevice;
 
-#[cfg(target_os = "macos")]
+#[cfg(all(feature = "macos", target_os = "macos"))]
 mod macos;
-#[cfg(target_os = "macos")]
+#[cfg(all(feature = "macos", target_os = "macos"))]
 pub use macos::HostDevice;
 
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    all(feature = "macos", target_os = "macos")
+)))]
 mod elsewhere;
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    all(feature = "macos", target_os = "macos")
+)))]
 pub use elsewhere::HostDevice;
 
 /// How much of the system the host device may use.

@@ -15,8 +15,9 @@
 //! # Safety
 //!
 //! * **L1** *Alive.* Command buffers and queues of Metal 4 hold no resources: what the queue may still use is
-//!   not dropped but retired, and dropped once the timeline has passed its last use, or when the device is
-//!   idle or lost. What is retired stays resident until then.
+//!   not dropped but retired, and dropped once the timeline has passed its last use. What is retired stays
+//!   resident until then. A change of mappings to a heap that is gone can take the machine down, so where the
+//!   timeline stands still when the device goes, everything is leaked.
 //! * **L2** *One at a time.* The queue, the residency set and everything that commands are recorded with are
 //!   used under the device's lock, or by `&mut`. They belong to no thread, so they may move between threads. The
 //!   device's handle and the timeline may be used by any thread at once, as Metal says of both.
@@ -52,6 +53,9 @@ pub(super) const TILE: MTLSparsePageSize = MTLSparsePageSize::Size64;
 
 /// How long one wait lasts before it is looked whether the device is lost.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a device that goes waits for what was submitted. The system ends commands that take longer.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 
 /// A Metal object that is only used under the device's lock (L2).
 pub(super) struct Guarded<T: ?Sized>(pub(super) Retained<ProtocolObject<T>>);
@@ -186,15 +190,25 @@ impl Driver {
     pub(super) fn block(&self, fence: Fence) -> Result<(), DeviceError> {
         while self.poll(fence)? == FenceState::Pending {
             // What fails may leave the timeline or a handler where it is, so each wait has an end.
-            let milliseconds = LOOK.as_millis() as u64;
-            self.timeline
-                .waitUntilSignaledValue_timeoutMS(fence.0, milliseconds);
+            self.is_signalled_within(LOOK, fence);
             let running = self.progress.running();
             if running.range(..=fence.0).next().is_some() {
                 drop(self.progress.told.wait_timeout(running, LOOK));
             }
         }
         Ok(())
+    }
+
+    fn is_signalled_within(&self, time: Duration, fence: Fence) -> bool {
+        let milliseconds = time.as_millis() as u64;
+        self.timeline
+            .waitUntilSignaledValue_timeoutMS(fence.0, milliseconds)
+    }
+
+    /// Waits until nothing that was submitted up to `fence` runs, the device being lost or not, and says whether that
+    /// came to pass.
+    pub(super) fn is_idle_after(&self, fence: Fence) -> bool {
+        self.is_signalled_within(LAST_WAIT, fence)
     }
 
     pub(super) fn wait(&self, fence: Fence, patience: Patience) -> Result<FenceState, DeviceError> {

@@ -172,10 +172,13 @@ impl MetalQueue {
         start: usize,
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
-        self.shared.driver.block(fence)?;
-        frame.read_staged(start, bytes);
+        let done = self.shared.driver.block(fence);
+        if done.is_ok() {
+            frame.read_staged(start, bytes);
+        }
+        // L1: where the device is lost, the frame may be in use still.
         self.lock().frames.put(frame);
-        Ok(())
+        done
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -46,8 +46,15 @@ pub(super) struct State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // L1: nothing that the queue uses is dropped before; what is lost is not used any more.
-        let _ = self.driver.block(self.queue.submitted());
+        if !self.driver.is_idle_after(self.queue.submitted()) {
+            // L1.
+            std::mem::forget((
+                std::mem::take(&mut self.spaces),
+                std::mem::take(&mut self.heaps),
+                std::mem::take(&mut self.retired),
+                std::mem::take(&mut self.frames),
+            ));
+        }
     }
 }
 

@@ -18,10 +18,6 @@ typedef uint type_1[1];
 struct type_2 {
     uint inner[128];
 };
-uint naga_div(uint lhs, uint rhs) {
-    return lhs / metal::select(rhs, 1u, rhs == 0u);
-}
-
 
 struct checksumInput {
 };
@@ -36,19 +32,12 @@ struct checksumInput {
 , threadgroup type_2& sums
 , constant _mslBufferSizes& _buffer_sizes [[buffer(3)]]
 ) {
-    if (lane == 0u) {
-        sums = {};
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     uint sum = 0u;
     uint word = {};
     uint half_ = 64u;
     word = thread_.x;
-    uint2 loop_bound = uint2(4294967295u);
     bool loop_init = true;
     while(true) {
-        if (metal::all(loop_bound == uint2(0u))) { break; }
-        loop_bound -= uint2(loop_bound.y == 0u, 1u);
         if (!loop_init) {
             uint _e33 = word;
             word = _e33 + (groups.x * 128u);
@@ -73,14 +62,11 @@ struct checksumInput {
     uint _e40 = sum;
     sums.inner[lane] = _e40;
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    uint2 loop_bound_1 = uint2(4294967295u);
     bool loop_init_1 = true;
     while(true) {
-        if (metal::all(loop_bound_1 == uint2(0u))) { break; }
-        loop_bound_1 -= uint2(loop_bound_1.y == 0u, 1u);
         if (!loop_init_1) {
             uint _e57 = half_;
-            half_ = naga_div(_e57, 2u);
+            half_ = _e57 / 2u;
         }
         loop_init_1 = false;
         uint _e43 = half_;

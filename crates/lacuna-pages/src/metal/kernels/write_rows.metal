@@ -16,14 +16,6 @@ struct Rows {
     uint words;
 };
 typedef uint type_1[1];
-uint naga_div(uint lhs, uint rhs) {
-    return lhs / metal::select(rhs, 1u, rhs == 0u);
-}
-
-uint naga_mod(uint lhs, uint rhs) {
-    return lhs % metal::select(rhs, 1u, rhs == 0u);
-}
-
 
 struct write_rowsInput {
 };
@@ -40,11 +32,11 @@ struct write_rowsInput {
         return;
     }
     uint _e8 = rows.row;
-    uint row = naga_div(word, _e8);
+    uint row = word / _e8;
     uint _e13 = rows.first;
     uint _e16 = rows.stride;
     uint _e21 = rows.row;
     uint _e27 = source[word];
-    destination[(_e13 + (row * _e16)) + naga_mod(word, _e21)] = _e27;
+    destination[(_e13 + (row * _e16)) + (word % _e21)] = _e27;
     return;
 }
