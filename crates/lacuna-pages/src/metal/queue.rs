@@ -249,3 +249,25 @@ fn whole_words(address: Address, length: usize) -> (Address, usize, usize) {
     let length = (skip as usize + length).next_multiple_of(WORD as usize);
     (start, length, skip as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::SpaceId;
+
+    #[test]
+    fn bytes_lie_in_the_words_from_the_one_of_the_first_to_the_one_of_the_last() {
+        for (offset, length, start, words, skip) in [
+            (0, 4, 0, 4, 0),
+            (5, 1, 4, 4, 1),
+            (3, 2, 0, 8, 3),
+            (8, 5, 8, 8, 0),
+            (7, 1, 4, 4, 3),
+        ] {
+            let space = SpaceId(0);
+            let found = whole_words(Address { space, offset }, length);
+            let offset = start;
+            assert_eq!(found, (Address { space, offset }, words, skip));
+        }
+    }
+}

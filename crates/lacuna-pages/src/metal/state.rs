@@ -487,3 +487,20 @@ fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
     slots[index] = Some(value);
     u32::try_from(index).expect("fewer than 2^32 buffers and heaps exist")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_counted_in_tiles() {
+        let tile = 65_536;
+        let map = operation(tile, 2 * tile, 3 * tile, Some(5 * tile));
+        assert_eq!(map.mode, MTLSparseTextureMappingMode::Map);
+        assert_eq!(map.bufferRange, NSRange::new(2, 3));
+        assert_eq!(map.heapOffset, 5);
+        let unmap = operation(tile, tile, tile, None);
+        assert_eq!(unmap.mode, MTLSparseTextureMappingMode::Unmap);
+        assert_eq!(unmap.bufferRange, NSRange::new(1, 1));
+    }
+}
