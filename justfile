@@ -33,6 +33,10 @@ test-avx512 *filters:
 test-neon *options:
     .ci/test-neon {{options}}
 
+# Types and lints of everything for macOS, which nobody has run yet; fetches a compiler where rustup has none.
+check-apple:
+    .ci/check-apple
+
 # The scheduler, the prefix cache and the pool through everything that can happen, with new seeds for so
 # many seconds. A failure names its seed: LACUNA_SIMULATION_SEED=... runs that one again.
 simulate seconds="60":

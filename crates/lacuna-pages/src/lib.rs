@@ -2,8 +2,9 @@
 //!
 //! A [`Pool`] owns physical pages of one [`Device`]; a [`Buffer`] is reserved address space whose
 //! pages are attached, shared, sealed, given back and moved by page table, while the addresses stay
-//! as they are. On Linux and Android the [`HostDevice`] does it with the CPU's own page table;
-//! anywhere else the [`DenseDevice`] stands behind the same buffers.
+//! as they are. On Linux and Android the [`HostDevice`] does it with the CPU's own page table, and on macOS
+//! with the feature `macos`, which nobody has run yet; anywhere else the [`DenseDevice`] stands behind the
+//! same buffers.
 //!
 //! ```
 //! # use lacuna_pages::{ByteLength, DenseDevice, HostDevice, Pool, PoolConfig, Request};
@@ -40,6 +41,8 @@ pub mod device;
 mod error;
 pub mod faults;
 mod freed;
+#[cfg(any(feature = "vulkan", all(feature = "metal", target_os = "macos")))]
+mod gpu;
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
 pub mod guard;
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
@@ -47,6 +50,8 @@ pub mod guard;
 pub mod guard;
 mod host;
 mod ledger;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub mod metal;
 mod pool;
 mod slices;
 mod split;
@@ -63,6 +68,8 @@ pub use error::{Error, SwapError};
 pub use freed::{return_freed_memory, return_large_blocks};
 pub use host::{HostConfig, HostDevice, HugePages};
 pub use ledger::{BufferLedger, Counts, Ledger};
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub use metal::MetalDevice;
 pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+#[cfg(target_os = "linux")]
 use lacuna_cli::tell;
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{Buffer, ByteLength, Error, PageRange, PageSize, PoolConfig, VirtualPage};

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::memory::{ALIGNMENT, Buffer};
+use super::memory::ALIGNMENT;
+#[cfg(target_os = "linux")]
+use super::memory::Buffer;
 use super::{ReadError, ReadFailure};
 use crate::mapping::Mapping;
 
@@ -92,6 +94,8 @@ impl ReadFile {
         self.0.method
     }
 
+    /// For the queue of reads that only Linux has.
+    #[cfg(target_os = "linux")]
     pub(super) fn file(&self) -> &File {
         &self.0.file
     }

@@ -3,14 +3,13 @@
 
 use std::path::Path;
 
-use naga::back::spv;
+use naga::back::{msl, spv};
 use naga::proc::BoundsCheckPolicies;
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
 use super::*;
 
-/// SPIR-V that every device of Vulkan 1.2 takes: no capability beyond shaders, and those given.
-fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
+fn parse(module: &Module) -> (naga::Module, ModuleInfo) {
     let source = module.sources.concat();
     let parsed = naga::front::wgsl::parse_str(&source);
     let parsed =
@@ -21,6 +20,16 @@ fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
     )
     .validate(&parsed)
     .unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
+    (parsed, info)
+}
+
+fn entry(module: &Module) -> String {
+    module.entry.to_str().expect("ASCII").to_owned()
+}
+
+/// SPIR-V that every device of Vulkan 1.2 takes: no capability beyond shaders, and those given.
+fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
+    let (parsed, info) = parse(module);
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),
@@ -40,15 +49,55 @@ fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
     };
     let entry = spv::PipelineOptions {
         shader_stage: naga::ShaderStage::Compute,
-        entry_point: module.entry.to_str().expect("ASCII").to_owned(),
+        entry_point: entry(module),
     };
     let words = spv::write_vec(&parsed, &info, &options, Some(&entry)).expect("SPIR-V can say it");
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-#[test]
-fn the_committed_spirv_is_what_its_source_compiles_to() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/spirv");
+/// The kernel in Metal's language, with the slots that buffers have in the source, then one for constants and
+/// one for the lengths of buffers.
+fn metal(module: &Module) -> String {
+    let (parsed, info) = parse(module);
+    let bindings = parsed.global_variables.iter();
+    let bindings: Vec<_> = bindings.filter_map(|(_, it)| it.binding).collect();
+    let slots = bindings.len() as u8;
+    let target = |binding: naga::ResourceBinding| {
+        let target = msl::BindTarget {
+            buffer: Some(binding.binding as u8),
+            mutable: true,
+            ..msl::BindTarget::default()
+        };
+        (binding, target)
+    };
+    let resources = msl::EntryPointResources {
+        resources: bindings.into_iter().map(target).collect(),
+        immediates_buffer: Some(slots),
+        sizes_buffer: Some(slots + 1),
+    };
+    let options = msl::Options {
+        lang_version: (3, 0),
+        per_entry_point_map: [(entry(module), resources)].into_iter().collect(),
+        fake_missing_bindings: false,
+        bounds_check_policies: BoundsCheckPolicies::default(),
+        emit_int_div_checks: false,
+        force_loop_bounding: false,
+        zero_initialize_workgroup_memory: false,
+        ..msl::Options::default()
+    };
+    let pipeline = msl::PipelineOptions {
+        entry_point: Some((naga::ShaderStage::Compute, entry(module))),
+        ..msl::PipelineOptions::default()
+    };
+    let (text, written) = msl::write_string(&parsed, &info, &options, &pipeline)
+        .unwrap_or_else(|error| panic!("{}: {error}", module.name));
+    // What cannot be bound is left out without an error of the whole, and must keep its name.
+    let names: Vec<_> = written.entry_point_names.into_iter().collect();
+    assert_eq!(names, [Ok(entry(module))], "{}", module.name);
+    text
+}
+
+fn modules() -> impl Iterator<Item = &'static Module> {
     let products = PRODUCTS.iter();
     let products = products.flat_map(|(_, modules)| {
         [
@@ -82,7 +131,13 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
         &CONVOLVE,
         &SCAN,
     ];
-    for module in others.into_iter().chain(products) {
+    others.into_iter().chain(products)
+}
+
+#[test]
+fn the_committed_spirv_is_what_its_source_compiles_to() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/spirv");
+    for module in modules() {
         compare(&folder, module, module.code, &[]);
         if let Some(dotted) = module.dotted {
             let more = [
@@ -91,6 +146,16 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
             ];
             compare(&folder.join("dotted"), module, dotted, &more);
         }
+    }
+}
+
+/// Nothing of it is committed, since nothing runs it: it is what an executor on Metal would be made from.
+#[test]
+fn every_kernel_can_be_said_in_metals_language() {
+    for module in modules() {
+        let text = metal(module);
+        let kernel = format!("kernel void {}(", entry(module));
+        assert!(text.contains(&kernel), "{}: {text}", module.name);
     }
 }
 

@@ -231,6 +231,7 @@ fn is_plain(id: &str) -> bool {
 }
 
 /// How far apart bytes are that are looked at: the system takes pages away in longer runs than this.
+#[cfg(target_os = "linux")]
 const LOOK: u64 = 64 << 10;
 
 /// Whether `length` bytes of `file` from `start` on, or to its end, are in the page cache, as far as a look at some of

@@ -1,4 +1,4 @@
-//! The host device where the system is not Linux: a type that cannot be had.
+//! The host device where there is none: a type that cannot be had.
 #![expect(unsafe_code, reason = "the device trait is unsafe to implement")]
 
 use std::convert::Infallible;
@@ -32,7 +32,7 @@ impl HostDevice {
     pub fn with_config(_: HostConfig) -> Result<Self, DeviceError> {
         Err(DeviceError::Unavailable {
             device: "host",
-            reason: "it needs memfd heaps, which only Linux has".to_owned(),
+            reason: "it needs Linux, or macOS and a build with the feature `macos`, which nobody has run yet".to_owned(),
         })
     }
 }

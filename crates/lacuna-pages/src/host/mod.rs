@@ -1,14 +1,28 @@
-//! The host device: pages of memfd heaps attached to reserved address space by the CPU's own page
-//! table. Linux and Android only; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
+//! The host device: pages of heaps attached to reserved address space by the CPU's own page table. Heaps
+//! are memfds on Linux and Android, and memory objects of the Mach kernel on macOS, with the feature `macos`,
+//! which nobody has run yet; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use linux::HostDevice;
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(all(feature = "macos", target_os = "macos"))]
+mod macos;
+#[cfg(all(feature = "macos", target_os = "macos"))]
+pub use macos::HostDevice;
+
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    all(feature = "macos", target_os = "macos")
+)))]
 mod elsewhere;
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    all(feature = "macos", target_os = "macos")
+)))]
 pub use elsewhere::HostDevice;
 
 /// How much of the system the host device may use.
@@ -16,9 +30,9 @@ pub use elsewhere::HostDevice;
 pub struct HostConfig {
     /// Which part of `vm.max_map_count`, in percent, pages may take. The limit is the process's:
     /// thread stacks, libraries and mapped model files need some of it too. Default 50, from 1 to
-    /// 95.
+    /// 95. macOS has no such limit.
     pub mapping_share_percent: u8,
-    /// Whether long mappings are moved into the system's huge pages. Default never.
+    /// Whether long mappings are moved into the system's huge pages. Default never, and refused on macOS.
     pub huge_pages: HugePages,
 }
 

@@ -25,9 +25,6 @@ use crate::device::{DeviceError, Fence, FenceState};
 /// How many frames may be in flight before a new one waits for the oldest.
 const FRAMES: usize = 8;
 
-/// The most that one frame stages.
-pub(super) const STAGING_BYTES: usize = 4 << 20;
-
 /// A range of a buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {

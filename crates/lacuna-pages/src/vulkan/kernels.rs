@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "Vulkan is a foreign interface")]
 
-//! The compute kernels: pipelines made from committed SPIR-V. Their sources are beside it, in WGSL;
-//! the test `vulkan_shaders` compiles them and compares.
+//! The compute kernels: pipelines made from committed SPIR-V. Their sources are in `gpu/kernels`, in WGSL;
+//! the test `shaders` compiles them and compares.
 //!
 //! # Safety
 //!
@@ -17,9 +17,6 @@ use ash::vk;
 
 use super::driver::Driver;
 use crate::device::DeviceError;
-
-/// Threads in a workgroup; also in the kernels' sources.
-pub(super) const GROUP: u32 = 128;
 
 const WRITE_ROWS: &[u8] = include_bytes!("kernels/write_rows.spv");
 pub(super) const CHECKSUM: &[u8] = include_bytes!("kernels/checksum.spv");

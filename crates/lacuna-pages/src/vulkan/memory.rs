@@ -4,11 +4,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::frames::{STAGING_BYTES, Window};
+use super::frames::Window;
 use super::objects::{Buffer, Memory};
 use super::queue::{VulkanQueue, take_frame};
 use super::{Shared, invalid};
 use crate::device::{DeviceError, Fence};
+use crate::gpu::words::STAGING_BYTES;
 use crate::units::ByteLength;
 
 /// A piece of device memory. Dropping it waits until nothing that was submitted uses it any more.

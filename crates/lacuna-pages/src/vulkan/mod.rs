@@ -51,7 +51,6 @@
 //! * **D4** A batch is done in phases of one submission each; a phase is checked before it is
 //!   submitted, and a submission that fails has no effect.
 
-mod bindings;
 mod compute;
 mod driver;
 mod frames;
@@ -60,7 +59,6 @@ mod kernels;
 mod memory;
 mod objects;
 mod open;
-mod phases;
 mod queue;
 mod state;
 #[cfg(test)]
@@ -71,11 +69,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ash::vk;
 
+pub use crate::gpu::words::{Rows, checksum};
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
 pub use kernel_cache::KernelCache;
 pub use memory::{DeviceMemory, MemoryUse};
 pub use open::{DriverIdentity, PageTable};
-pub use queue::{Rows, VulkanQueue, checksum};
+pub use queue::VulkanQueue;
 
 use crate::device::{
     Aliasing, BatchCost, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,

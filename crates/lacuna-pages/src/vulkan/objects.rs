@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ash::vk;
 
-use super::bindings::Bindings;
 use super::driver::Driver;
 use super::open::PageTable;
 use crate::device::DeviceError;
+use crate::gpu::bindings::Bindings;
 
 /// What every buffer that kernels see is used for.
 pub(super) const KERNEL_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(

@@ -2,18 +2,13 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use super::frames::{Frame, STAGING_BYTES, Window};
-use super::kernels::{GROUP, Kernel};
+use super::frames::{Frame, Window};
+use super::kernels::Kernel;
 use super::state::State;
-use super::{Shared, invalid};
+use super::{NAME, Shared, invalid};
 use crate::device::{Access, Address, DeviceError, Fence, FenceState, HostCopies, Patience};
+use crate::gpu::words::{CHECKSUM_GROUPS, GROUP, Rows, STAGING_BYTES, WORD, later, words_of};
 use crate::units::ByteLength;
-
-/// The bytes of a word; kernels work in words.
-const WORD: u64 = 4;
-
-/// The most workgroups that share one part of a checksum.
-const CHECKSUM_GROUPS: u64 = 1024;
 
 /// Submits work on memory that a pool has mapped on the [`VulkanDevice`](super::VulkanDevice) it
 /// came from. A handle: clones are the same queue, and any thread may use them.
@@ -24,17 +19,6 @@ const CHECKSUM_GROUPS: u64 = 1024;
 #[derive(Clone, Debug)]
 pub struct VulkanQueue {
     pub(super) shared: Arc<Shared>,
-}
-
-/// Rows of equal length, some distance apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// Where the first row begins; a multiple of four bytes.
-    pub address: Address,
-    /// The length of a row; a multiple of four bytes, at most 4 MiB.
-    pub row: ByteLength,
-    /// From the start of one row to that of the next; a multiple of four bytes, at least `row`.
-    pub stride: ByteLength,
 }
 
 impl VulkanQueue {
@@ -50,11 +34,10 @@ impl VulkanQueue {
             row,
             stride,
         } = rows;
-        check_rows(rows, data)?;
+        rows.check(NAME, data)?;
         let count = data.len() as u64 / row.get();
-        let span = |count: u64| ByteLength::new((count - 1) * stride.get() + row.get());
         self.lock()
-            .window(address, span(count), Access::ReadWrite)?;
+            .window(address, rows.span(count), Access::ReadWrite)?;
         let fitting =
             (STAGING_BYTES as u64 / row.get()).min(self.lock().largest_window() / stride.get());
         let fitting = fitting.max(1);
@@ -68,7 +51,7 @@ impl VulkanQueue {
                     ..rows
                 },
                 chunk,
-                span(count),
+                rows.span(count),
             )?;
         }
         Ok(fence)
@@ -114,7 +97,7 @@ impl VulkanQueue {
         Ok(fence)
     }
 
-    /// The checksum of `length` bytes from `address` on, with a compute kernel: see [`checksum`].
+    /// The checksum of `length` bytes from `address` on, with a compute kernel: see [`checksum`](super::checksum).
     /// Waits for everything submitted before.
     ///
     /// # Errors
@@ -240,58 +223,9 @@ impl HostCopies for VulkanQueue {
     }
 }
 
-/// What [`VulkanQueue::checksum`] computes, on the host: the sum modulo 2^32 of each little-endian
-/// word of four bytes, the `i`-th multiplied by `2 i + 1`. Bytes after the last whole word do not
-/// count.
-///
-/// ```
-/// let bytes = [1u32, 10, 100].map(u32::to_le_bytes).concat();
-/// assert_eq!(lacuna_pages::vulkan::checksum(&bytes), 1 + 10 * 3 + 100 * 5);
-/// ```
-pub fn checksum(bytes: &[u8]) -> u32 {
-    words_of(bytes).zip(0u32..).fold(0, |sum, (word, index)| {
-        sum.wrapping_add(word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
-    })
-}
-
-fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    let words = bytes.chunks_exact(WORD as usize);
-    words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-}
-
-fn later(address: Address, bytes: u64) -> Address {
-    Address {
-        offset: address.offset + bytes,
-        ..address
-    }
-}
-
 pub(super) fn take_frame(state: &mut State) -> Result<Frame, DeviceError> {
     let driver = Arc::clone(&state.driver);
     state.frames.take(&driver)
-}
-
-fn check_rows(rows: Rows, data: &[u8]) -> Result<(), DeviceError> {
-    let (row, stride) = (rows.row.get(), rows.stride.get());
-    if !(rows.address.offset | row | stride).is_multiple_of(WORD) {
-        return Err(invalid("rows of part of a word"));
-    }
-    if row == 0 || row > STAGING_BYTES as u64 || stride < row {
-        return Err(invalid(
-            "rows of no bytes, of more than 4 MiB, or further than their stride",
-        ));
-    }
-    if data.is_empty() || !(data.len() as u64).is_multiple_of(row) {
-        return Err(invalid("rows of which the last is not whole"));
-    }
-    let count = data.len() as u64 / row;
-    match (count - 1)
-        .checked_mul(stride)
-        .and_then(|span| span.checked_add(row))
-    {
-        Some(_) => Ok(()),
-        None => Err(invalid("an operation outside its reservation")),
-    }
 }
 
 impl State {

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use ash::vk;
 
-use super::bindings::{Bindings, Denied};
 use super::driver::{Driver, Queue};
 use super::frames::{Frames, Window};
 use super::invalid;
 use super::kernels::Kernels;
 use super::objects::{BoundMemory, Buffer, Heap, KERNEL_USAGE, Memory, Space};
 use super::open::PageTable;
-use super::phases::{Bind, Kind, coalesce, phases};
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
+use crate::gpu::bindings::{Bindings, Denied};
+use crate::gpu::phases::{Bind, Kind, coalesce, phases};
 use crate::units::{ByteLength, PageSize};
 
 /// Something given back that the queue may still use.

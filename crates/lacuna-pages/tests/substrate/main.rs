@@ -4,12 +4,14 @@
     reason = "a failed unwrap is a failed test, in helpers too"
 )]
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", all(feature = "macos", target_os = "macos")))]
 mod children;
 mod conformance;
 mod faults;
 #[cfg(target_os = "linux")]
 mod files;
+#[cfg(all(feature = "macos", target_os = "macos"))]
+mod footprint;
 #[cfg(target_os = "linux")]
 mod geometry;
 mod giving_back;
@@ -18,6 +20,10 @@ mod growth;
 mod guard;
 #[cfg(target_os = "linux")]
 mod kernel;
+#[cfg(target_os = "linux")]
+mod limits;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 mod misuse;
 mod model;
 mod queue;
@@ -25,5 +31,5 @@ mod split;
 mod storm;
 mod support;
 mod threads;
-#[cfg(all(target_os = "linux", feature = "vulkan"))]
+#[cfg(feature = "vulkan")]
 mod vulkan;

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 use crate::support::{
-    Guise, PAGE, PAGE_SIZE, assert_page, host, pages, probed, range, small, write_page,
+    Guise, PAGE, PAGE_SIZE, assert_page, host, is_graphics, pages, probed, range, small, write_page,
 };
 
 const BUFFERS: usize = 6;
@@ -126,7 +126,7 @@ fn at(page: u64) -> VirtualPage {
 impl Model {
     fn new(pool: Pool) -> Self {
         let commitment = pool.capabilities().commitment;
-        let visible = pool.capabilities().name != "vulkan";
+        let visible = !is_graphics(&pool);
         let twins = (0..BUFFERS).map(|_| None).collect();
         Self {
             pool,

@@ -34,6 +34,9 @@ pub(crate) enum Guise {
     /// The device inside is a graphics device, not the host's.
     #[cfg(feature = "vulkan")]
     Vulkan,
+    /// The same, of another kind.
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    Metal,
 }
 
 /// The mappings of [`Guise::FewMappings`].
@@ -145,6 +148,8 @@ impl<D: Device> Probe<D> {
             Guise::Plain => {}
             #[cfg(feature = "vulkan")]
             Guise::Vulkan => {}
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Guise::Metal => {}
             Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
             Guise::Queue => capabilities.ordering = Ordering::Queue,
             Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
@@ -305,21 +310,54 @@ pub(crate) fn host(config: PoolConfig) -> Pool {
 
 /// A pool behind a probe: on the host, or on a graphics device that is known to be there.
 pub(crate) fn probed(config: PoolConfig, guise: Guise) -> (Pool, Handle) {
-    #[cfg(feature = "vulkan")]
-    if guise == Guise::Vulkan {
-        let (device, handle) = Probe::new(crate::vulkan::open(), guise);
-        return (Pool::new(device, config).unwrap(), handle);
+    fn pool<D: Device + 'static>(device: D, config: PoolConfig, guise: Guise) -> (Pool, Handle) {
+        let (device, handle) = Probe::new(device, guise);
+        (Pool::new(device, config).unwrap(), handle)
     }
-    let (device, handle) = Probe::new(HostDevice::new().unwrap(), guise);
-    (Pool::new(device, config).unwrap(), handle)
+    match guise {
+        #[cfg(feature = "vulkan")]
+        Guise::Vulkan => pool(crate::vulkan::open(), config, guise),
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        Guise::Metal => pool(crate::metal::open(), config, guise),
+        _ => pool(HostDevice::new().unwrap(), config, guise),
+    }
+}
+
+/// The graphics device that this process was started to run the tests of every device on.
+fn under_test() -> Option<Guise> {
+    #[cfg(feature = "vulkan")]
+    if crate::vulkan::is_under_test() {
+        return Some(Guise::Vulkan);
+    }
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    if crate::metal::is_under_test() {
+        return Some(Guise::Metal);
+    }
+    None
+}
+
+/// Whether a pool is on a graphics device.
+pub(crate) fn is_graphics(pool: &Pool) -> bool {
+    matches!(pool.capabilities().name, "vulkan" | "metal")
+}
+
+/// Runs the tests of this program whose names contain `filter` in a process of their own, which finds `value` under
+/// `variable`.
+#[cfg(any(feature = "vulkan", all(feature = "metal", target_os = "macos")))]
+pub(crate) fn passes(filter: &str, variable: &str, value: &str) {
+    let program = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(program);
+    let output = command.arg(filter).env(variable, value).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{value}: {text}");
+    assert!(!text.contains("running 0 tests"), "{filter}: {text}");
 }
 
 /// One pool on every kind of device, or only one on a graphics device in a process that was started
 /// for it.
 pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
-    #[cfg(feature = "vulkan")]
-    if crate::vulkan::is_under_test() {
-        return vec![probed(config, Guise::Vulkan).0];
+    if let Some(guise) = under_test() {
+        return vec![probed(config, guise).0];
     }
     let guises = [
         Guise::Plain,
@@ -338,11 +376,10 @@ pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
 
 /// The guises under which every call is made to fail.
 pub(crate) fn failing_guises() -> Vec<Guise> {
-    #[cfg(feature = "vulkan")]
-    if crate::vulkan::is_under_test() {
-        return vec![Guise::Vulkan];
+    match under_test() {
+        Some(guise) => vec![guise],
+        None => vec![Guise::Plain, Guise::PerHeap, Guise::Queue],
     }
-    vec![Guise::Plain, Guise::PerHeap, Guise::Queue]
 }
 
 /// Those of them on which pages can be shared.

@@ -9,7 +9,7 @@ use lacuna_pages::{Pool, VulkanDevice};
 use proptest::prelude::*;
 
 use crate::support::PAGE_SIZE;
-use crate::{model, storm};
+use crate::{model, storm, support};
 
 /// What of the page table of a graphics device a process was started to run the tests of every device with.
 const UNDER_TEST: &str = "LACUNA_PAGES_TEST_VULKAN";
@@ -52,12 +52,7 @@ pub(crate) fn open() -> VulkanDevice {
 /// tables.
 fn passes(filter: &str, page_tables: &[(&str, PageTable)]) {
     for (pages, _) in page_tables {
-        let program = std::env::current_exe().unwrap();
-        let mut command = std::process::Command::new(program);
-        let output = command.arg(filter).env(UNDER_TEST, pages).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{pages}: {text}");
-        assert!(!text.contains("running 0 tests"), "{filter}: {text}");
+        support::passes(filter, UNDER_TEST, pages);
     }
 }
 

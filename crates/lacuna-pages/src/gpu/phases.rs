@@ -9,7 +9,7 @@ use crate::device::{Operation, Place, SpaceId};
 
 /// What one queue operation can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Change the page table.
     Bind,
     /// Move bytes.
@@ -18,14 +18,14 @@ pub(super) enum Kind {
 
 /// Part of a batch that is done at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Phase {
-    pub(super) kind: Kind,
-    pub(super) operations: Range<usize>,
+pub(crate) struct Phase {
+    pub(crate) kind: Kind,
+    pub(crate) operations: Range<usize>,
 }
 
 /// The phases of `batch`, in order. Changing what a mapping allows is a matter of the device's own
 /// table, and goes with the mappings.
-pub(super) fn phases(batch: &[Operation]) -> Vec<Phase> {
+pub(crate) fn phases(batch: &[Operation]) -> Vec<Phase> {
     let mut phases: Vec<Phase> = Vec::new();
     for (index, operation) in batch.iter().enumerate() {
         let kind = match operation {
@@ -45,11 +45,11 @@ pub(super) fn phases(batch: &[Operation]) -> Vec<Phase> {
 
 /// One change of the page table: `place` appears at an address, or a hole does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bind {
-    pub(super) space: SpaceId,
-    pub(super) start: u64,
-    pub(super) length: u64,
-    pub(super) place: Option<Place>,
+pub(crate) struct Bind {
+    pub(crate) space: SpaceId,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) place: Option<Place>,
 }
 
 impl Bind {
@@ -68,11 +68,11 @@ impl Bind {
 
 /// Two changes of one batch name the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Overlap;
+pub(crate) struct Overlap;
 
 /// Sorts `binds` by address and makes one of those that continue each other: a driver makes no
 /// such effort, and every bind it gets is a system call.
-pub(super) fn coalesce(mut binds: Vec<Bind>) -> Result<Vec<Bind>, Overlap> {
+pub(crate) fn coalesce(mut binds: Vec<Bind>) -> Result<Vec<Bind>, Overlap> {
     binds.sort_by_key(|bind| (bind.space, bind.start));
     let mut merged: Vec<Bind> = Vec::with_capacity(binds.len());
     for bind in binds {

@@ -39,7 +39,7 @@ impl Run {
 
 /// Why a range cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Denied {
+pub(crate) enum Denied {
     /// Part of it is a hole.
     Hole,
     /// Part of it may not be written.
@@ -48,12 +48,12 @@ pub(super) enum Denied {
 
 /// The bindings of one reservation; no two runs overlap or continue each other.
 #[derive(Debug, Default)]
-pub(super) struct Bindings {
+pub(crate) struct Bindings {
     runs: BTreeMap<u64, Run>,
 }
 
 impl Bindings {
-    pub(super) fn map(&mut self, start: u64, length: u64, place: Place, access: Access) {
+    pub(crate) fn map(&mut self, start: u64, length: u64, place: Place, access: Access) {
         self.unmap(start, length);
         let run = Run {
             length,
@@ -65,7 +65,7 @@ impl Bindings {
         self.join(start);
     }
 
-    pub(super) fn unmap(&mut self, start: u64, length: u64) {
+    pub(crate) fn unmap(&mut self, start: u64, length: u64) {
         self.split(start);
         self.split(start + length);
         while let Some((&at, _)) = self.runs.range(start..start + length).next() {
@@ -73,7 +73,7 @@ impl Bindings {
         }
     }
 
-    pub(super) fn protect(&mut self, start: u64, length: u64, access: Access) {
+    pub(crate) fn protect(&mut self, start: u64, length: u64, access: Access) {
         self.split(start);
         self.split(start + length);
         for (_, run) in self.runs.range_mut(start..start + length) {
@@ -90,7 +90,7 @@ impl Bindings {
     }
 
     /// Whether all of a range is bound, and may be used for `wanted`.
-    pub(super) fn check(&self, start: u64, length: u64, wanted: Access) -> Result<(), Denied> {
+    pub(crate) fn check(&self, start: u64, length: u64, wanted: Access) -> Result<(), Denied> {
         let mut covered = start;
         let before = self.runs.range(..=start).next_back();
         let after = self.runs.range(start + 1..start + length);
@@ -110,7 +110,7 @@ impl Bindings {
     }
 
     /// Whether anything of `heap` is bound here.
-    pub(super) fn names(&self, heap: HeapId) -> bool {
+    pub(crate) fn names(&self, heap: HeapId) -> bool {
         self.runs.values().any(|run| run.place.heap == heap)
     }
 
