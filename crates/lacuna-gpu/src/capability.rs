@@ -54,7 +54,7 @@ pub(crate) fn mask_code(mask: Mask) -> Option<(u32, u32)> {
 /// The bytes of a buffer that kernels can be shown at once on every device: Vulkan asks for as many.
 const LEAST_WINDOW: u64 = 128 << 20;
 
-/// A policy as the device has it. Without a page table all memory is there from the start. With one, sparse without a layout
+/// A policy as the device has it. Without pages all memory is there from the start. With them, sparse without a layout
 /// has layers whose rows are alike side by side, as many as kernels can be shown a partition of: a call that changes page
 /// tables costs as much as a dozen kernels, and more the more buffers change; with layers in one, a step changes two. Beside
 /// layers of the processor's, so many are together as both have whole groups of: a page of one layer's rows has many times the
@@ -346,7 +346,7 @@ mod tests {
             let geometry = Geometry::uniform(layers, 2, 64, elements);
             let geometry = geometry.with_host_layers(host_layers);
             let geometry = geometry.expect("rows of their own");
-            let held = as_held(KvPolicy::default(), &geometry, None, PageTable::Shared);
+            let held = as_held(KvPolicy::default(), &geometry, None, PageTable::Device);
             let KvPolicy::Sparse(Layout::Interleaved(together)) = held else {
                 panic!("{held}")
             };

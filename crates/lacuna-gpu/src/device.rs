@@ -26,7 +26,7 @@ pub struct VulkanConfig {
     /// Whether attention of many tokens over rows of several partitions merges these as it goes through them. Default: where
     /// that leaves enough to do side by side. The numbers are the same.
     pub merge_partitions: Option<bool>,
-    /// The most of the device's page table that is used. Default all of it.
+    /// How the pages of KV rows are found, at most. Default: by the device's own page table, else in a table of ours.
     pub page_table: PageTable,
     /// The place of the device in the driver's list, from 0. Default: the best there is.
     pub place: Option<usize>,
@@ -135,7 +135,7 @@ impl ComputeDevice for Vulkan {
         if is_split && pages == PageTable::Unused {
             return Err(ExecutorError::Setting {
                 device: self.name().to_owned(),
-                what: "layers on the processor beside those on a device without a page table",
+                what: "layers on the processor beside those on a device without pages",
             });
         }
         let policy = capability::as_held(policy, &geometry, self.config.window, pages);

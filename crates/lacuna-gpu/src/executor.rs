@@ -299,6 +299,7 @@ impl VulkanExecutor {
         wanted: Wanted,
     ) -> Result<(), DeviceError> {
         let alignment = self.compute.alignment();
+        let shown_alignment = self.compute.shown_alignment();
         let pass = Pass {
             recording: self.compute.begin(bytemuck::cast_slice(&self.input))?,
             kernels: &self.kernels,
@@ -309,6 +310,7 @@ impl VulkanExecutor {
             given: &self.given,
             window: self.window,
             alignment,
+            shown_alignment,
             size,
             wanted,
             is_begun: self.part.split.is_some(),

@@ -104,6 +104,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) window: u64,
     /// What windows begin at multiples of.
     pub(crate) alignment: u64,
+    /// And what kernels are shown of a reservation.
+    pub(crate) shown_alignment: u64,
     pub(crate) size: PassSize,
     /// What the host gets of each row of logits.
     pub(crate) wanted: Wanted,
@@ -962,16 +964,11 @@ impl<'a> Pass<'a> {
         access: Access,
     ) -> Shown<'a> {
         let offset = address.offset + start;
-        // What is shown beside them is of the same page: pages begin at multiples of every alignment.
-        let skip = offset % self.alignment;
-        let address = Address {
-            offset: offset - skip,
-            ..address
-        };
+        let skip = offset % self.shown_alignment;
         Shown {
             bound: Bound::Mapped {
-                address,
-                length: skip + bytes,
+                address: Address { offset, ..address },
+                length: bytes,
                 access,
             },
             skip: skip as u32,
@@ -1062,7 +1059,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What a kernel is shown of a reservation, and the bytes in it before those that are meant.
+/// A part of a reservation, and the bytes before it that kernels are shown too.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shown<'a> {
     pub(crate) bound: Bound<'a>,

@@ -77,6 +77,7 @@ impl DenseDevice {
             commitment: Commitment::WithReservation,
             batch_cost: BatchCost::Operations,
             mapping_limit: None,
+            heap_limit: None,
         };
         Self {
             capabilities,

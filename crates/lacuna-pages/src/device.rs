@@ -225,6 +225,8 @@ pub struct Capabilities {
     /// The most separate mappings (runs contiguous in address space and in a heap, and holes
     /// between them) the device may hold, where there is such a limit.
     pub mapping_limit: Option<u64>,
+    /// The most heaps of its own memory that the device may hold at once, where there is such a limit.
+    pub heap_limit: Option<u64>,
 }
 
 /// A point on a device's timeline. A later point implies every earlier one.

@@ -93,13 +93,17 @@ impl EngineConfig {
         let weights = model.weight_plan().clone();
         let (cache, plan, budget) =
             self.prepare(model.files(), spec, weights, image_bytes, first)?;
+        let capabilities = cache.pool().capabilities();
+        let heap_bytes = match capabilities.commitment {
+            Commitment::PerHeap => cache.pool().heap_bytes().get(),
+            Commitment::PerPage | Commitment::WithReservation => 1,
+        };
+        let heap_limit = capabilities.heap_limit;
         let placing = Placing {
             device: &**device,
             model,
-            heap_bytes: match cache.pool().capabilities().commitment {
-                Commitment::PerHeap => cache.pool().heap_bytes().get(),
-                Commitment::PerPage | Commitment::WithReservation => 1,
-            },
+            heap_bytes,
+            most_heap_bytes: heap_limit.map(|heaps| heaps.saturating_mul(heap_bytes)),
             counts: self.budget.is_some() || !device.has_own_memory(),
             plan: &plan,
             budget: &budget,
@@ -186,6 +190,8 @@ struct Placing<'a> {
     model: &'a Arc<Model>,
     /// Bytes in which the device has memory for KV pages.
     heap_bytes: u64,
+    /// The most of it for these, where kernels reach so much.
+    most_heap_bytes: Option<u64>,
     /// Whether bytes on the device are under the budget.
     counts: bool,
     /// With nothing on the device.
@@ -243,6 +249,8 @@ impl Placing<'_> {
             geometry: geometry.without_host_layers(),
             ..self.plan.kv.clone()
         };
+        let most_pages = self.most_heap_bytes.unwrap_or(u64::MAX);
+        let free = free.min(memory.bytes().saturating_add(most_pages));
         let has_pages = own.geometry.has_rows() || own.geometry.has_states();
         let of_own = |tokens| match has_pages {
             true => own.sequence_peak_bytes(tokens),

@@ -3,9 +3,6 @@
 // one. Queries are made blocks like activations before products with such weights, so that sums within blocks are exact, and
 // the same as the processor's.
 
-@group(0) @binding(1) var<storage, read> keys: array<u32>;
-@group(0) @binding(2) var<storage, read> values: array<u32>;
-
 const BLOCKS = 3u;
 // Bytes of the four query rows' blocks, four to a word, and what they are worth.
 var<workgroup> query_bytes: array<vec4<u32>, 144>;
@@ -74,17 +71,17 @@ fn scores_of(row: u32, head: u32, split: u32) -> vec4<f32> {
             var all = vec4<i32>();
             var scale = 0.0;
             if number % 2u == 0u {
-                var word = keys[at];
+                var word = key_word(at);
                 scale = unpack2x16float(word).x;
                 for (var i = 0u; i < 8u; i++) {
-                    let next = keys[at + i + 1u];
+                    let next = key_word(at + i + 1u);
                     all += dots((word >> 16u) | (next << 16u), query_bytes[8u * block + i]);
                     word = next;
                 }
             } else {
-                scale = unpack2x16float(keys[at + 8u]).y;
+                scale = unpack2x16float(key_word(at + 8u)).y;
                 for (var i = 0u; i < 8u; i++) {
-                    all += dots(keys[at + 9u + i], query_bytes[8u * block + i]);
+                    all += dots(key_word(at + 9u + i), query_bytes[8u * block + i]);
                 }
             }
             sums = fma(scale * query_scales[block], vec4<f32>(all), sums);
@@ -95,13 +92,13 @@ fn scores_of(row: u32, head: u32, split: u32) -> vec4<f32> {
     if element == 0u {
         let at = start + head * p.key_dim;
         for (var i = first; i < end; i++) {
-            sums = fma(vec4<f32>(bitcast<f32>(keys[at + i])), space[query], sums);
+            sums = fma(vec4<f32>(bitcast<f32>(key_word(at + i))), space[query], sums);
             query += 1u;
         }
     } else {
         let at = start + head * p.key_dim / 2u;
         for (var i = first; i < end; i += 2u) {
-            let two = pair_of(keys[at + i / 2u], element);
+            let two = pair_of(key_word(at + i / 2u), element);
             sums = fma(vec4<f32>(two.x), space[query], sums);
             sums = fma(vec4<f32>(two.y), space[query + 1u], sums);
             query += 2u;
@@ -112,18 +109,18 @@ fn scores_of(row: u32, head: u32, split: u32) -> vec4<f32> {
 
 fn value_of(start: u32, element: u32, at: u32) -> f32 {
     if element == 0u {
-        return bitcast<f32>(values[start + at]);
+        return bitcast<f32>(value_word(start + at));
     }
     if element == BLOCKS {
         let block = at / 32u;
         let pair = start + block / 2u * 17u;
         let odd = block % 2u;
         let byte = odd * 34u + 2u + at % 32u;
-        let scales = unpack2x16float(values[pair + odd * 8u]);
-        let whole = bitcast<i32>(values[pair + byte / 4u] << (24u - 8u * (byte % 4u))) >> 24u;
+        let scales = unpack2x16float(value_word(pair + odd * 8u));
+        let whole = bitcast<i32>(value_word(pair + byte / 4u) << (24u - 8u * (byte % 4u))) >> 24u;
         return select(scales.x, scales.y, odd == 1u) * f32(whole);
     }
-    let two = pair_of(values[start + at / 2u], element);
+    let two = pair_of(value_word(start + at / 2u), element);
     return select(two.x, two.y, at % 2u == 1u);
 }
 

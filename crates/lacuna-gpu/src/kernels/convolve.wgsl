@@ -17,8 +17,6 @@ var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;
-// Panels of 16 channels: the inputs of the last `taps - 1` tokens, the oldest first.
-@group(0) @binding(2) var<storage, read_write> states: array<f32>;
 
 const THREADS = 128u;
 const NONE = 0xffffffffu;
@@ -33,6 +31,7 @@ fn convolve(
     if channel >= p.channels {
         return;
     }
+    // Panels of 16 channels: the inputs of the last `taps - 1` tokens, the oldest first.
     let state = p.state + channel / PANEL * (p.taps - 1u) * PANEL + channel % PANEL;
     // Of fewer taps than four, the first have no weight, and see nothing.
     let without = 4u - p.taps;
@@ -41,7 +40,7 @@ fn convolve(
     for (var tap = 0u; tap < p.taps; tap++) {
         weights[without + tap] = vectors[p.weights + tap * p.channels + channel];
         if tap + 1u < p.taps && p.fresh == 0u {
-            past[without + tap] = states[state + tap * PANEL];
+            past[without + tap] = state_at(state + tap * PANEL);
         }
     }
     var bias = 0.0;
@@ -68,6 +67,6 @@ fn convolve(
         past = vec4<f32>(past.yzw, 0.0);
     }
     for (var tap = 0u; tap + 1u < p.taps; tap++) {
-        states[state + tap * PANEL] = past[without + tap];
+        keep_state(state + tap * PANEL, past[without + tap]);
     }
 }

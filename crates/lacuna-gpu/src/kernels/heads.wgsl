@@ -28,8 +28,6 @@ var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;
-@group(0) @binding(2) var<storage, read_write> key_rows: array<u32>;
-@group(0) @binding(3) var<storage, read_write> value_rows: array<u32>;
 
 const THREADS = 128u;
 const NONE = 0xffffffffu;
@@ -132,13 +130,13 @@ fn heads(
         let element = p.elements % 4u;
         let to = p.key_to + token * p.key_stride + number * words(element);
         for (var i = thread; i < words(element); i += THREADS) {
-            key_rows[to + i] = word(i, element);
+            keep_key(to + i, word(i, element));
         }
     } else {
         let element = p.elements / 4u;
         let to = p.value_to + token * p.value_stride + number * words(element);
         for (var i = thread; i < words(element); i += THREADS) {
-            value_rows[to + i] = word(i, element);
+            keep_value(to + i, word(i, element));
         }
     }
 }

@@ -6,11 +6,15 @@
 //! The kernels: WGSL beside this file, and the SPIR-V that naga makes of it, committed. A test compiles it again and
 //! compares.
 //!
+//! Those that read or write KV rows or states are compiled twice: with the files of `flat`, where a window shows them one
+//! behind the other, and with those of `lookup`, where it shows entries of a table and they are in an array of heaps.
+//!
 //! # Safety
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 100). Products of packed bytes by one instruction are in those
+//!   and constants of at most 128 bytes (the longest has 100). Those of `lookup` use the array of heaps, and are compiled where
+//!   the device looks pages up alone. Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
 //! * **K2** What a driver is given as made by it was written with a hash of all of it, beside the identity of device and
 //!   driver, and both are compared before it is given. The folder is the user's own.
@@ -90,7 +94,7 @@ struct Module {
 }
 
 macro_rules! module {
-    ($name:expr, $entry:literal, [$($source:literal),+]) => {
+    ($name:expr, $entry:literal, [$($source:expr),+]) => {
         Module {
             name: $name,
             entry: $entry,
@@ -102,10 +106,41 @@ macro_rules! module {
 }
 
 macro_rules! dotted {
-    ($name:expr, $entry:literal, [$($source:literal),+]) => {
+    ($name:expr, $entry:literal, [$($source:expr),+]) => {
         Module {
             dotted: Some(include_bytes!(concat!("spirv/dotted/", $name, ".spv"))),
             ..module!($name, $entry, [$($source),+])
+        }
+    };
+}
+
+/// A kernel that reads or writes KV rows or states.
+struct RowModules {
+    /// For those that windows show one behind the other.
+    flat: Module,
+    /// For those that are looked up.
+    lookup: Module,
+}
+
+impl RowModules {
+    fn get(&self, looks_pages_up: bool) -> &Module {
+        match looks_pages_up {
+            true => &self.lookup,
+            false => &self.flat,
+        }
+    }
+}
+
+/// `$file` of `flat` and of `lookup` says how rows or states are reached, and `$units` in what units pages are.
+macro_rules! rows {
+    ($module:ident, $name:literal, $entry:literal, [$file:literal $(, $units:literal)?], [$($source:literal),+]) => {
+        RowModules {
+            flat: $module!($name, $entry, [concat!("flat/", $file), $($source),+]),
+            lookup: $module!(
+                concat!("lookup/", $name),
+                $entry,
+                ["lookup/heaps.wgsl" $(, $units)?, concat!("lookup/", $file), $($source),+]
+            ),
         }
     };
 }
@@ -182,12 +217,26 @@ const QUANTIZE: Module = module!(
         "gated.wgsl"
     ]
 );
-const HEADS: Module = module!("heads", c"heads", ["heads.wgsl", "halves.wgsl"]);
+const HEADS: RowModules = rows!(
+    module,
+    "heads",
+    c"heads",
+    ["heads.wgsl", "lookup/by_words.wgsl"],
+    ["heads.wgsl", "halves.wgsl"]
+);
 const ROTATE: Module = module!("rotate", c"rotate", ["rotate.wgsl"]);
-const STORE: Module = module!("store", c"store", ["store.wgsl", "halves.wgsl"]);
-const ATTEND: Module = module!(
+const STORE: RowModules = rows!(
+    module,
+    "store",
+    c"store",
+    ["rows.wgsl", "lookup/by_words.wgsl"],
+    ["store.wgsl", "halves.wgsl"]
+);
+const ATTEND: RowModules = rows!(
+    module,
     "attend",
     c"attend",
+    ["vectors.wgsl"],
     [
         "attention.wgsl",
         "rows.wgsl",
@@ -196,9 +245,11 @@ const ATTEND: Module = module!(
         "attend_vectors.wgsl"
     ]
 );
-const ATTEND_MANY: Module = module!(
+const ATTEND_MANY: RowModules = rows!(
+    module,
     "attend_tile",
     c"attend_tile",
+    ["vectors.wgsl"],
     [
         "attention.wgsl",
         "rows.wgsl",
@@ -206,9 +257,11 @@ const ATTEND_MANY: Module = module!(
         "attend_tile.wgsl"
     ]
 );
-const ATTEND_WORDS: Module = dotted!(
+const ATTEND_WORDS: RowModules = rows!(
+    dotted,
     "attend_words",
     c"attend",
+    ["words.wgsl", "lookup/by_words.wgsl"],
     [
         "attention.wgsl",
         "rows.wgsl",
@@ -217,9 +270,11 @@ const ATTEND_WORDS: Module = dotted!(
         "attend_words.wgsl"
     ]
 );
-const STORE_BLOCKS: Module = module!(
+const STORE_BLOCKS: RowModules = rows!(
+    module,
     "store_blocks",
     c"store_blocks",
+    ["rows.wgsl", "lookup/by_words.wgsl"],
     ["store_blocks.wgsl", "unit.wgsl", "halves.wgsl"]
 );
 const HADAMARD: Module = module!("hadamard", c"hadamard", ["hadamard.wgsl"]);
@@ -250,12 +305,20 @@ const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
 const COMBINE: Module = module!("combine", c"combine", ["combine.wgsl"]);
-const CONVOLVE: Module = module!(
+const CONVOLVE: RowModules = rows!(
+    module,
     "convolve",
     c"convolve",
+    ["states.wgsl", "lookup/by_words.wgsl"],
     ["convolve.wgsl", "activations.wgsl"]
 );
-const SCAN: Module = module!("scan", c"scan", ["scan.wgsl"]);
+const SCAN: RowModules = rows!(
+    module,
+    "scan",
+    c"scan",
+    ["states.wgsl", "lookup/by_words.wgsl"],
+    ["scan.wgsl"]
+);
 
 /// The products of each weight type that there are some for.
 const PRODUCTS: [(DType, ProductModules); 14] = [
@@ -409,6 +472,8 @@ impl Kernels {
             let kernel = unsafe { compute.kernel(code, module.entry)? };
             Ok(kernel.named(module.name))
         };
+        let looks_pages_up = compute.looks_pages_up();
+        let compile_rows = |modules: &RowModules| compile(modules.get(looks_pages_up));
         let products = |types: &[DType], [few, many]: [fn(&ProductModules) -> &Module; 2]| {
             let wanted = PRODUCTS.iter().filter(|(dtype, _)| types.contains(dtype));
             let compiled = wanted.map(|(dtype, modules)| {
@@ -436,30 +501,30 @@ impl Kernels {
         let blocks = match wanted.blocks {
             false => None,
             true => Some(BlockKernels {
-                store: compile(&STORE_BLOCKS)?,
+                store: compile_rows(&STORE_BLOCKS)?,
                 hadamard: compile(&HADAMARD)?,
             }),
         };
         let states = match wanted.states {
             false => None,
             true => Some(StateKernels {
-                convolve: compile(&CONVOLVE)?,
-                scan: compile(&SCAN)?,
+                convolve: compile_rows(&CONVOLVE)?,
+                scan: compile_rows(&SCAN)?,
             }),
         };
         Ok(Self {
             norm: compile(&NORM)?,
             prepare: compile(&PREPARE)?,
-            heads: compile(&HEADS)?,
+            heads: compile_rows(&HEADS)?,
             quantize: compile(&QUANTIZE)?,
             rotate: compile(&ROTATE)?,
-            store: compile(&STORE)?,
-            attend: compile(match wanted.vectors {
+            store: compile_rows(&STORE)?,
+            attend: compile_rows(match wanted.vectors {
                 true => &ATTEND,
                 false => &ATTEND_WORDS,
             })?,
             attend_tile: match wanted.vectors {
-                true => Some(compile(&ATTEND_MANY)?),
+                true => Some(compile_rows(&ATTEND_MANY)?),
                 false => None,
             },
             merge: compile(&MERGE)?,

@@ -25,8 +25,6 @@ var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;
-// For each head and 16 columns the rows of those, one after the other.
-@group(0) @binding(2) var<storage, read_write> states: array<f32>;
 
 const THREADS = 128u;
 const NONE = 0xffffffffu;
@@ -53,11 +51,12 @@ fn scan(
     let within = element < p.value_dim;
     let panels = (p.value_dim + PANEL - 1u) / PANEL;
     let size = p.key_dim * PANEL;
+    // For each head and 16 columns the rows of those, one after the other.
     let state = p.state + (head * panels + place.x) * size;
     for (var i = thread; i < size; i += THREADS) {
         var x = 0.0;
         if p.fresh == 0u {
-            x = states[state + i];
+            x = state_at(state + i);
         }
         panel[i] = x;
     }
@@ -117,6 +116,6 @@ fn scan(
     }
     workgroupBarrier();
     for (var i = thread; i < size; i += THREADS) {
-        states[state + i] = panel[i];
+        keep_state(state + i, panel[i]);
     }
 }

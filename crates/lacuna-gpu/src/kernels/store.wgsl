@@ -13,7 +13,6 @@ struct Params {
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<u32>;
-@group(0) @binding(1) var<storage, read_write> rows: array<u32>;
 
 @compute @workgroup_size(128)
 fn store(
@@ -30,14 +29,14 @@ fn store(
     let to = p.to + row * p.stride + word;
     let source = p.source + row * p.width;
     if p.element == 0u {
-        rows[to] = arena[source + word];
+        keep(to, arena[source + word]);
         return;
     }
     let first = arena[source + 2u * word];
     let second = arena[source + 2u * word + 1u];
     if p.element == 1u {
-        rows[to] = to_f16(first) | (to_f16(second) << 16u);
+        keep(to, to_f16(first) | (to_f16(second) << 16u));
     } else {
-        rows[to] = to_bf16(first) | (to_bf16(second) << 16u);
+        keep(to, to_bf16(first) | (to_bf16(second) << 16u));
     }
 }

@@ -12,7 +12,6 @@ struct Params {
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
-@group(0) @binding(1) var<storage, read_write> rows: array<u32>;
 
 const THREADS = 128u;
 
@@ -50,11 +49,11 @@ fn store_blocks(
     var word = to_f16(bitcast<u32>(first.x));
     for (var i = 0u; i < 8u; i++) {
         let bytes = four(source + 4u * i, first.y);
-        rows[to + i] = word | (bytes << 16u);
+        keep(to + i, word | (bytes << 16u));
         word = bytes >> 16u;
     }
-    rows[to + 8u] = word | (to_f16(bitcast<u32>(second.x)) << 16u);
+    keep(to + 8u, word | (to_f16(bitcast<u32>(second.x)) << 16u));
     for (var i = 0u; i < 8u; i++) {
-        rows[to + 9u + i] = four(source + 32u + 4u * i, second.y);
+        keep(to + 9u + i, four(source + 32u + 4u * i, second.y));
     }
 }

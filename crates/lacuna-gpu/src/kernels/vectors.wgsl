@@ -1,8 +1,5 @@
 // Keys and values whose elements are floats and whose heads are whole vectors of 16 bytes: as nearly all are.
 
-@group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> values: array<vec4<u32>>;
-
 fn eight_of(packed: vec4<u32>, element: u32) -> Eight {
     if element == 1u {
         let one = unpack2x16float(packed.x);
@@ -23,9 +20,9 @@ fn keys_of(row: u32, head: u32, i: u32) -> Eight {
     if element == 0u {
         let at = start + (head * p.key_dim + i) / 4u;
         let last = select(at + 1u, at, i + 4u >= p.key_dim);
-        return Eight(bitcast<vec4<f32>>(keys[at]), bitcast<vec4<f32>>(keys[last]));
+        return Eight(bitcast<vec4<f32>>(key_vector(at)), bitcast<vec4<f32>>(key_vector(last)));
     }
-    return eight_of(keys[start + (head * p.key_dim + i) / 8u], element);
+    return eight_of(key_vector(start + (head * p.key_dim + i) / 8u), element);
 }
 
 fn values_of(row: u32, head: u32, i: u32) -> Eight {
@@ -35,7 +32,7 @@ fn values_of(row: u32, head: u32, i: u32) -> Eight {
         let at = start + (head * p.value_dim + i) / 4u;
         // A head of floats may end in the middle.
         let last = select(at + 1u, at, i + 4u >= p.value_dim);
-        return Eight(bitcast<vec4<f32>>(values[at]), bitcast<vec4<f32>>(values[last]));
+        return Eight(bitcast<vec4<f32>>(value_vector(at)), bitcast<vec4<f32>>(value_vector(last)));
     }
-    return eight_of(values[start + (head * p.value_dim + i) / 8u], element);
+    return eight_of(value_vector(start + (head * p.value_dim + i) / 8u), element);
 }

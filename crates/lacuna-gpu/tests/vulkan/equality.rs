@@ -7,9 +7,8 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Layout};
 use lacuna_models::{Likeliest, LogitRows};
 use lacuna_pages::ByteLength;
-use lacuna_pages::vulkan::PageTable;
 
-use crate::support::{OnDevice, expected, some_tokens};
+use crate::support::{OnDevice, config, expected, some_tokens};
 
 fn demo() -> OnDevice {
     OnDevice::open("demo", ElementType::F16)
@@ -152,7 +151,7 @@ fn short_windows_equal_whole_buffers() {
     let config = VulkanConfig {
         // A partition of rows, and a few dozen rows of a matrix.
         window: Some(ByteLength::kibibytes(160)),
-        ..VulkanConfig::default()
+        ..config()
     };
     let policy = KvPolicy::default();
     let parts = OnDevice::with("demo", ElementType::F16, policy, config);
@@ -176,7 +175,7 @@ fn products_of_bytes_by_one_instruction_equal_others() {
         let logits = |integer_dot| {
             let config = VulkanConfig {
                 integer_dot: Some(integer_dot),
-                ..VulkanConfig::default()
+                ..config()
             };
             let policy = KvPolicy::default();
             let model = OnDevice::with(&path, ElementType::F16, policy, config);
@@ -199,7 +198,7 @@ fn partitions_that_are_merged_as_they_are_computed_equal_others() {
         let logits = |merge_partitions| {
             let config = VulkanConfig {
                 merge_partitions: Some(merge_partitions),
-                ..VulkanConfig::default()
+                ..config()
             };
             let policy = KvPolicy::default();
             let model = OnDevice::with(path, ElementType::F16, policy, config);
@@ -214,57 +213,12 @@ fn partitions_that_are_merged_as_they_are_computed_equal_others() {
     }
 }
 
-/// The ways that a device without a page table, or with less of one, holds rows.
-#[test]
-#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
-fn memory_without_pages_equals_pages() {
-    for path in [
-        "demo",
-        "families/mistral-window/hf",
-        "families/qwen3-next/hf",
-        "families/deepseek-v3/hf",
-    ] {
-        let logits = |page_table, policy: &str| {
-            let config = VulkanConfig {
-                page_table,
-                ..VulkanConfig::default()
-            };
-            let policy = policy.parse().expect("a policy");
-            let model = OnDevice::with(path, ElementType::F16, policy, config);
-            let mut model = model.expect("the device runs it");
-            let tokens = some_tokens(100, model.vocabulary().min(16));
-            let whole = model.logits(&tokens);
-            let chunks = in_chunks(&mut model, &tokens, 33);
-            assert!(whole == chunks, "{path}: {page_table:?} in chunks");
-
-            let mut first = model.sequence();
-            model.extend(&mut first, &tokens[..60]);
-            // Shared where pages can be, and copied where not.
-            let mut fork = first.fork().expect("there is memory");
-            let forked = model.extend(&mut fork, &tokens[60..]);
-            assert!(whole.ends_with(&forked), "{path}: {page_table:?} forked");
-            whole
-        };
-        let shared = logits(PageTable::Shared, "sparse");
-        for (page_table, policy) in [
-            (PageTable::Shared, "dense"),
-            (PageTable::Unshared, "sparse"),
-            (PageTable::Unused, "sparse"),
-        ] {
-            assert!(
-                logits(page_table, policy) == shared,
-                "{path}: {page_table:?} {policy}"
-            );
-        }
-    }
-}
-
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn interleaved_layers_equal_buffers_of_their_own() {
     let tokens = expected("llama3").tokens;
     let logits = |policy| {
-        let config = VulkanConfig::default();
+        let config = config();
         let model = OnDevice::with("llama3/hf", ElementType::F16, policy, config);
         model.expect("the device runs it").logits(&tokens)
     };

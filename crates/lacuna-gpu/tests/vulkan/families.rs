@@ -7,7 +7,9 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::LogitRows;
 
-use crate::support::{OnDevice, OnProcessor, bound, expected, reference, relative_l2, some_tokens};
+use crate::support::{
+    OnDevice, OnProcessor, bound, expected, open_device, reference, relative_l2, some_tokens,
+};
 
 /// Fixtures that are refused, and what for.
 const REFUSED: [(&str, &str); 0] = [];
@@ -77,7 +79,7 @@ fn check(results: impl Iterator<Item = (String, Result<String, String>)>) {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_fixture_is_as_on_the_processor_or_is_refused_by_name() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let families = families();
     assert!(
         REFUSED
@@ -149,7 +151,7 @@ fn is_the_same(mut model: OnDevice) -> Result<String, String> {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_fixture_that_runs_gives_the_same_bits_however_it_is_cut_or_batched() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let families = families();
     let running = families.iter().filter(|family| refused(family).is_none());
     check(running.filter_map(|family| {
@@ -165,7 +167,7 @@ const CUTS: [(&str, usize); 2] = [("gemma3n", 2), ("gemma4", 2)];
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_fixture_is_as_on_the_processor_with_its_first_half_there() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let families = families();
     check(families.iter().filter_map(|family| {
         let path = files(family).last()?;
@@ -196,7 +198,7 @@ fn every_fixture_is_as_on_the_processor_with_its_first_half_there() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_split_gives_the_same_bits_however_it_is_cut_or_batched() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let cut = [
         ("gemma2", 2),
         ("qwen3.5", 2),

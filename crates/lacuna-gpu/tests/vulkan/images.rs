@@ -1,12 +1,11 @@
 //! Rows of images in the place of tokens, which see all of their image.
 
-use lacuna_gpu::Vulkan;
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::Shown;
 use lacuna_models::spec::Grid;
 
-use crate::support::{BOUND, OnDevice, OnProcessor, relative_l2, some_tokens};
+use crate::support::{BOUND, OnDevice, OnProcessor, open_device, relative_l2, some_tokens};
 
 const GEMMA: &str = "families/gemma3/hf";
 
@@ -49,7 +48,7 @@ fn tokens_of_images_see_all_of_theirs_as_on_the_processor() {
     assert!(pieces == found, "in pieces");
 
     // And where the processor places them, and the device goes on.
-    let card = Vulkan::open().expect("a device");
+    let card = open_device();
     let elements = KvElements::both(ElementType::F32);
     let split = OnDevice::behind(&card, (GEMMA, 6), elements, KvPolicy::default());
     let mut split = split.expect("the device runs its part");

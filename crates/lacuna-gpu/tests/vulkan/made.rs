@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use lacuna_gpu::{Vulkan, VulkanConfig};
+use lacuna_gpu::VulkanConfig;
 use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::synth::{self, Given, Shape};
 use lacuna_pages::ByteLength;
 
-use crate::support::{BOUND, OnDevice, OnProcessor, bound_of, relative_l2, some_tokens};
+use crate::support::{
+    BOUND, OnDevice, OnProcessor, bound_of, config, open_device, relative_l2, some_tokens,
+};
 
 /// Weights that are multiplied with.
 const TYPES: [DType; 14] = [
@@ -91,7 +93,7 @@ fn check(dtype: DType, mut apart: Vec<f64>) {
 fn experts_of_every_weight_type_are_those_of_the_processor_and_the_same_however_they_are_cut() {
     for dtype in TYPES {
         let made = Made::new(dtype, "experts");
-        let mut device = with(&made, VulkanConfig::default());
+        let mut device = with(&made, config());
         let tokens = some_tokens(120, device.vocabulary());
         let found = device.logits(&tokens);
         let mut processor = OnProcessor::open(made.path(), ElementType::F16);
@@ -112,7 +114,7 @@ fn experts_of_every_weight_type_are_those_of_the_processor_and_the_same_however_
         if dtype.is_quantized() {
             let dotted = VulkanConfig {
                 integer_dot: Some(true),
-                ..VulkanConfig::default()
+                ..config()
             };
             let dotted = with(&made, dotted).logits(&tokens);
             assert!(dotted == found, "{dtype}, by one instruction");
@@ -126,12 +128,12 @@ fn experts_in_short_windows_equal_all_of_them_at_once() {
     for dtype in [DType::F32, DType::Q8_0] {
         let made = Made::new(dtype, "windows");
         let tokens = some_tokens(120, 500);
-        let whole = with(&made, VulkanConfig::default()).logits(&tokens);
+        let whole = with(&made, config()).logits(&tokens);
         // Some experts at once, and some rows of one.
         for kibibytes in [100, 300] {
             let short = VulkanConfig {
                 window: Some(ByteLength::kibibytes(kibibytes)),
-                ..VulkanConfig::default()
+                ..config()
             };
             let parts = with(&made, short).logits(&tokens);
             assert!(parts == whole, "{dtype} in windows of {kibibytes} KiB");
@@ -143,7 +145,7 @@ fn experts_in_short_windows_equal_all_of_them_at_once() {
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn rows_of_q8_0_are_those_of_the_processor_and_the_same_however_they_are_cut() {
     let made = Made::new(DType::F32, "rows");
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let (bytes, halves) = (ElementType::Q8_0, ElementType::F16);
     for (key, value) in [(bytes, bytes), (bytes, halves), (halves, bytes)] {
         let elements = KvElements { key, value };

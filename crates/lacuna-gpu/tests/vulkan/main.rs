@@ -5,6 +5,7 @@ mod equality;
 mod families;
 mod images;
 mod made;
+mod memories;
 mod memory;
 mod processor;
 mod refusals;

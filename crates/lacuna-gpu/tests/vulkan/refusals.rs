@@ -1,15 +1,15 @@
 //! What the device cannot do is refused by name, before anything is brought to it.
 
-use lacuna_gpu::{Vulkan, VulkanConfig};
+use lacuna_gpu::VulkanConfig;
 use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::ExecutorError;
 use lacuna_pages::ByteLength;
 
-use crate::support::OnDevice;
+use crate::support::{OnDevice, config, open_device};
 
 fn refusal(path: &str, elements: KvElements, policy: &str) -> ExecutorError {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let queue = device.device().queue();
     let before = queue.memory_use();
     let policy: KvPolicy = policy.parse().expect("a policy");
@@ -62,7 +62,7 @@ fn kv_memory_that_it_cannot_compute_over_is_refused() {
 fn rows_longer_than_what_kernels_are_shown_are_refused() {
     let config = VulkanConfig {
         window: Some(ByteLength::kibibytes(4)),
-        ..VulkanConfig::default()
+        ..config()
     };
     let refused = OnDevice::with("demo", ElementType::F16, KvPolicy::default(), config);
     let error = refused.expect_err("a partition of rows is longer");

@@ -6,7 +6,7 @@ use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::{ComputeDevice, ExecutorError, LogitRows};
 use lacuna_pages::vulkan::PageTable;
 
-use crate::support::{OnDevice, some_tokens};
+use crate::support::{OnDevice, config, open_device, some_tokens};
 
 fn behind(device: &Vulkan, host_layers: usize) -> Result<OnDevice, ExecutorError> {
     let elements = KvElements::both(ElementType::F16);
@@ -14,7 +14,7 @@ fn behind(device: &Vulkan, host_layers: usize) -> Result<OnDevice, ExecutorError
 }
 
 fn split() -> OnDevice {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     behind(&device, 2).expect("the device runs its part")
 }
 
@@ -59,7 +59,7 @@ fn chunks_batches_and_shared_rows_equal_one_pass() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn each_layer_has_weights_and_rows_in_one_place() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let queue = device.device().queue();
     let taken = || queue.memory_use().allocated.get();
     let mut weights = Vec::new();
@@ -99,7 +99,7 @@ fn each_layer_has_weights_and_rows_in_one_place() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn what_cannot_be_split_is_refused_by_name() {
-    let device = Vulkan::open().expect("a device");
+    let device = open_device();
     let elements = KvElements::both(ElementType::F16);
     let open = |path, host_layers| {
         OnDevice::behind(&device, (path, host_layers), elements, KvPolicy::default())
@@ -116,7 +116,7 @@ fn what_cannot_be_split_is_refused_by_name() {
 
     let without = VulkanConfig {
         page_table: PageTable::Unused,
-        ..VulkanConfig::default()
+        ..config()
     };
     let without = Vulkan::open_with(without).expect("a device");
     let told = behind(&without, 2).expect_err("its memory is there from the start");

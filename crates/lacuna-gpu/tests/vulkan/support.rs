@@ -16,6 +16,7 @@ use lacuna_models::{
     Segment, Shown,
 };
 use lacuna_pages::VulkanDevice;
+use lacuna_pages::vulkan::PageTable;
 use serde::Deserialize;
 
 pub(crate) const CONTEXT: usize = 512;
@@ -57,6 +58,25 @@ pub(crate) fn bound_of(is_quantized: bool) -> f64 {
         true => ROUNDED_BOUND,
         false => BOUND,
     }
+}
+
+/// How devices of these tests are used: with their own page tables, unless `LACUNA_TEST_LOOKUP` says that kernels are to look
+/// pages up.
+pub(crate) fn config() -> VulkanConfig {
+    VulkanConfig {
+        page_table: match std::env::var_os("LACUNA_TEST_LOOKUP") {
+            Some(_) => PageTable::Lookup,
+            None => PageTable::Device,
+        },
+        ..VulkanConfig::default()
+    }
+}
+
+/// A device that is used so.
+pub(crate) fn open_device() -> Vulkan {
+    let device = Vulkan::open_with(config()).expect("a device");
+    assert_eq!(device.device().page_table(), config().page_table);
+    device
 }
 
 pub(crate) fn reference() -> PathBuf {
@@ -115,8 +135,7 @@ impl std::fmt::Debug for CpuHolder {
 
 impl OnDevice {
     pub(crate) fn open(path: &str, element: ElementType) -> Self {
-        Self::with(path, element, KvPolicy::default(), VulkanConfig::default())
-            .expect("the device runs the model")
+        Self::with(path, element, KvPolicy::default(), config()).expect("the device runs the model")
     }
 
     pub(crate) fn with(

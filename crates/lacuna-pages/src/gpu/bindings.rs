@@ -1,4 +1,5 @@
-//! What is bound where in one reservation: the device's page table, as far as it was queued.
+//! What is bound where in one reservation: the page table, the device's or the one that kernels look pages up in, as far as
+//! it was queued.
 //!
 //! A GPU gives no error for touching a hole; it reads garbage, loses writes or kills the process.
 //! So every command is checked against this table first. Pure; a change costs a tree search.
@@ -107,6 +108,18 @@ impl Bindings {
             true => Ok(()),
             false => Err(Denied::Hole),
         }
+    }
+
+    /// Where the bytes of a range that is bound throughout are: places in their order, and how much is at each.
+    pub(crate) fn places(&self, start: u64, length: u64) -> impl Iterator<Item = (Place, u64)> {
+        let end = start + length;
+        let before = self.runs.range(..=start).next_back();
+        let after = self.runs.range(start + 1..end);
+        before.into_iter().chain(after).map(move |(&at, run)| {
+            let skip = start.saturating_sub(at);
+            let part = run.part(skip, run.length.min(end - at) - skip);
+            (part.place, part.length)
+        })
     }
 
     /// Whether anything of `heap` is bound here.
@@ -229,6 +242,17 @@ mod tests {
                 prop_assert_eq!(bindings.check(at, bytes, Access::Read).is_err(), hole);
                 let write = bindings.check(at, bytes, Access::ReadWrite).is_err();
                 prop_assert_eq!(write, hole || sealed);
+                if hole {
+                    continue;
+                }
+                let places = bindings.places(at, bytes).flat_map(|(place, length)| {
+                    (0..length / 10).map(move |page| Place {
+                        offset: place.offset + page * 10,
+                        ..place
+                    })
+                });
+                let wanted = slots.iter().flatten().map(|slot| slot.0);
+                prop_assert!(places.eq(wanted));
             }
         }
         prop_assert_eq!(bindings.runs.len(), runs);

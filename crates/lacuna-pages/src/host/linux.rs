@@ -178,6 +178,7 @@ impl HostDevice {
             commitment: Commitment::PerPage,
             batch_cost: BatchCost::Operations,
             mapping_limit: Some(max_map_count() / 100 * u64::from(config.mapping_share_percent)),
+            heap_limit: None,
         };
         let mut device = Self {
             capabilities,

@@ -85,6 +85,18 @@ impl State {
         }
     }
 
+    /// Pages of heaps that the device can still make beside those of this pool.
+    fn heap_room(&self, location: Location) -> u64 {
+        let per_heap = self.device.commitment_at(location) == Commitment::PerHeap;
+        match (location, self.device.capabilities().heap_limit) {
+            (Location::Own, Some(limit)) if per_heap => {
+                let heaps = self.books.allocator.memory_heaps_at(location).count() as u64;
+                limit.saturating_sub(heaps) * u64::from(self.config.heap_pages())
+            }
+            _ => u64::MAX,
+        }
+    }
+
     /// Pages of one kind that nobody owns or that may be committed under the limit, by whole heaps where memory
     /// comes by the heap. What lies idle of the other kind is given back for them.
     fn obtainable(&self, location: Location) -> u64 {
@@ -95,7 +107,7 @@ impl State {
             Commitment::PerHeap => headroom - headroom % u64::from(self.config.heap_pages()),
             Commitment::PerPage | Commitment::WithReservation => headroom,
         };
-        fresh.saturating_add(idle)
+        fresh.min(self.heap_room(location)).saturating_add(idle)
     }
 
     pub(crate) fn ledger(&self) -> Ledger {
@@ -251,13 +263,14 @@ impl State {
     /// back for it.
     fn check_room(&self, wanted: &[Wanted]) -> Result<(), Error> {
         let allocator = &self.books.allocator;
-        let (mut missing, mut spare) = (0u64, 0);
+        let (mut missing, mut spare, mut fits) = (0u64, 0, true);
         for location in Location::ALL {
             let here = wanted
                 .iter()
                 .filter(|want| allocator.location(want.buffer) == location);
             let (here, idle) = (here.count() as u64, allocator.idle_at(location));
             let fresh = here.saturating_sub(idle);
+            fits &= fresh <= self.heap_room(location);
             missing += match self.device.commitment_at(location) {
                 Commitment::PerHeap => fresh.next_multiple_of(u64::from(self.config.heap_pages())),
                 Commitment::PerPage | Commitment::WithReservation => fresh,
@@ -268,9 +281,9 @@ impl State {
             .first()
             .map(|want| allocator.location(want.buffer))
             .unwrap_or_default();
-        match missing > self.headroom().saturating_add(spare) {
-            true => Err(self.out_of_pages(wanted.len() as u64, self.obtainable(location))),
-            false => Ok(()),
+        match fits && missing <= self.headroom().saturating_add(spare) {
+            true => Ok(()),
+            false => Err(self.out_of_pages(wanted.len() as u64, self.obtainable(location))),
         }
     }
 
@@ -324,7 +337,7 @@ impl State {
                 return Ok(None);
             }
         }
-        let room = budget.fresh >= needed;
+        let room = budget.fresh >= needed && self.heap_room(location) >= needed;
         let made = room.then(|| self.device.create_heap_at(location, self.config.heap_bytes));
         let error = match made {
             Some(Ok(id)) => {

@@ -13,8 +13,8 @@
 //! V1 to V5 of [`driver`](super::driver), and:
 //!
 //! * **C1** A kernel is valid SPIR-V with one compute entry point of the name given, which uses of
-//!   set 0 at most the storage buffers that [`WINDOWS`] counts, and at most `CONSTANT_BYTES` bytes of
-//!   push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
+//!   set 0 at most the storage buffers that [`WINDOWS`] counts, of set 1 at most an array of all heaps where
+//!   [`Compute::looks_pages_up`], and at most `CONSTANT_BYTES` bytes of push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
 //!   stays within that window's buffer, because the device has robust buffer access.
 //! * **C2** Sets and staging memory of a [`Compute`] are touched only when the point of the last submission of the pass before
 //!   is reached, and in a pass each set is written before commands name it, and once; commands of a part are recorded before it
@@ -31,11 +31,15 @@ use ash::vk;
 
 use super::driver::Driver;
 use super::frames::Window;
+use super::heap_set::HeapSet;
 use super::kernel_cache::KernelCache;
+use super::layout::Layout;
 use super::memory::DeviceMemory;
 use super::objects::Staging;
+use super::open::PageTable;
 use super::queue::VulkanQueue;
 use super::state::State;
+use super::table::shown_alignment;
 use super::times::Times;
 use super::{Shared, invalid};
 use crate::device::{Access, Address, DeviceError, Fence, KernelTime};
@@ -68,9 +72,10 @@ pub enum Bound<'a> {
         /// Bytes.
         length: u64,
     },
-    /// Part of a reservation, all of it mapped.
+    /// Part of a reservation, all of it mapped. Kernels that look pages up are shown its entries. Can be copied where it is in
+    /// one piece.
     Mapped {
-        /// The first byte, a multiple of [`Compute::alignment`].
+        /// The first byte, a multiple of four. Kernels are shown some before it: see [`Compute::shown_before`].
         address: Address,
         /// Bytes.
         length: u64,
@@ -79,56 +84,6 @@ pub enum Bound<'a> {
     },
     /// Nothing: the kernel does not use it.
     Unused,
-}
-
-/// The layouts that all kernels have in common.
-struct Layout {
-    driver: Arc<Driver>,
-    set: vk::DescriptorSetLayout,
-    pipeline: vk::PipelineLayout,
-}
-
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: V1 and V3: kernels and sets made with it are gone. Null handles are ignored.
-        unsafe {
-            let device = &self.driver.device;
-            device.destroy_pipeline_layout(self.pipeline, None);
-            device.destroy_descriptor_set_layout(self.set, None);
-        }
-    }
-}
-
-impl Layout {
-    fn new(driver: &Arc<Driver>) -> Result<Self, DeviceError> {
-        let mut layout = Self {
-            driver: Arc::clone(driver),
-            set: vk::DescriptorSetLayout::null(),
-            pipeline: vk::PipelineLayout::null(),
-        };
-        let bindings: [_; WINDOWS] = std::array::from_fn(|index| {
-            vk::DescriptorSetLayoutBinding::default()
-                .binding(index as u32)
-                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
-                .descriptor_count(1)
-                .stage_flags(vk::ShaderStageFlags::COMPUTE)
-        });
-        let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
-        // SAFETY: V1 and V5.
-        layout.set = unsafe { driver.device.create_descriptor_set_layout(&info, None) }
-            .map_err(|result| driver.failure("vkCreateDescriptorSetLayout", result, 0))?;
-        let sets = [layout.set];
-        let constants = [vk::PushConstantRange::default()
-            .stage_flags(vk::ShaderStageFlags::COMPUTE)
-            .size(CONSTANT_BYTES as u32)];
-        let info = vk::PipelineLayoutCreateInfo::default()
-            .set_layouts(&sets)
-            .push_constant_ranges(&constants);
-        // SAFETY: V1 and V5.
-        layout.pipeline = unsafe { driver.device.create_pipeline_layout(&info, None) }
-            .map_err(|result| driver.failure("vkCreatePipelineLayout", result, 0))?;
-        Ok(layout)
-    }
 }
 
 /// A compiled kernel. Dropping it waits until nothing that was submitted uses it any more.
@@ -187,6 +142,8 @@ struct Objects {
     commands: vk::CommandBuffer,
     descriptors: Vec<vk::DescriptorPool>,
     sets: Vec<Set>,
+    /// Where kernels look pages up.
+    heaps: Option<HeapSet>,
     input: Staging,
     output: Staging,
     busy: Fence,
@@ -275,6 +232,10 @@ impl VulkanQueue {
     pub fn compute(&self, input: usize, output: usize) -> Result<Compute, DeviceError> {
         let driver = &self.shared.driver;
         let layout = Arc::new(Layout::new(driver)?);
+        let heaps = match driver.pages {
+            PageTable::Lookup => Some(HeapSet::new(driver, layout.heaps)?),
+            PageTable::Unused | PageTable::Device => None,
+        };
         let (input, output) = (
             Staging::new(driver, input.max(4))?,
             Staging::new(driver, output.max(4))?,
@@ -288,6 +249,7 @@ impl VulkanQueue {
         let mut objects = Objects {
             driver: Arc::clone(driver),
             layout,
+            heaps,
             pool,
             parts: Vec::new(),
             commands: vk::CommandBuffer::null(),
@@ -314,9 +276,27 @@ impl VulkanQueue {
 }
 
 impl Compute {
-    /// What offsets of [`Bound`] are multiples of, in bytes.
+    /// What offsets of [`Bound::Memory`] are multiples of, in bytes.
     pub fn alignment(&self) -> u64 {
         self.objects.driver.limits.window_alignment
+    }
+
+    /// Whether kernels look pages up: what they are shown of [`Bound::Mapped`] is words of a table then, one for each 64 KiB from
+    /// the first byte shown on. Such a word has the number of a heap in its upper half, and of a page of it in its lower half.
+    /// The heaps are an array of buffers in binding 0 of set 1.
+    pub fn looks_pages_up(&self) -> bool {
+        self.objects.heaps.is_some()
+    }
+
+    /// Bytes of a reservation that a kernel is shown before those of a [`Bound::Mapped`] that begins at its byte `offset`, less
+    /// than 2^23. They need not be mapped where pages are looked up.
+    pub fn shown_before(&self, offset: u64) -> u64 {
+        offset % self.shown_alignment()
+    }
+
+    /// What the offset of the first byte that a kernel is shown of a reservation is a multiple of.
+    pub fn shown_alignment(&self) -> u64 {
+        shown_alignment(&self.objects.driver)
     }
 
     /// The most bytes that a kernel sees of a buffer at once.
@@ -445,12 +425,16 @@ impl Compute {
             driver.device.reset_command_pool(objects.pool, none)
         }
         .map_err(|result| driver.failure("vkResetCommandPool", result, 0))?;
+        let state = self.shared.lock();
+        if let Some(heaps) = &mut objects.heaps {
+            heaps.show(&state);
+        }
         objects.begin_part(0)?;
         if let Some(times) = &mut objects.times {
             times.begin(objects.commands);
         }
         Ok(Recording {
-            state: self.shared.lock(),
+            state,
             objects,
             part: 0,
             used: 0,
@@ -488,7 +472,16 @@ impl Objects {
                 .device
                 .begin_command_buffer(self.commands, &info)
         }
-        .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))
+        .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))?;
+        if let Some(heaps) = &self.heaps {
+            let (compute, layout) = (vk::PipelineBindPoint::COMPUTE, self.layout.pipeline);
+            let (device, sets) = (&self.driver.device, [heaps.handle]);
+            // SAFETY: C2 for commands, H1 and H2 of the heap set for what is bound; V5.
+            unsafe {
+                device.cmd_bind_descriptor_sets(self.commands, compute, layout, 1, &sets, &[]);
+            }
+        }
+        Ok(())
     }
 
     /// The descriptor set of this number, made with others when there is none yet.
@@ -806,7 +799,13 @@ impl<'a> Recording<'a> {
                 access,
             } => {
                 let length = ByteLength::new(length);
-                self.state.window(address, length, access)?
+                match by_kernel {
+                    true => self.state.shown(address, length, access)?,
+                    false => match self.state.windows(address, length, access)?[..] {
+                        [window] => window,
+                        _ => return Err(invalid("copy what is in several pieces in a pass")),
+                    },
+                }
             }
         };
         let limits = &self.objects.driver.limits;

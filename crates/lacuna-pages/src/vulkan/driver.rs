@@ -41,7 +41,7 @@ pub(super) struct Driver {
     /// Whether it says how much of its memory this process may have.
     has_budget: bool,
     pub(super) compute_family: u32,
-    /// What of the device's page table is used.
+    /// How the pages of reservations are found.
     pub(super) pages: PageTable,
     pub(super) kind: vk::PhysicalDeviceType,
     name: String,
@@ -73,8 +73,8 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Opens the best device that the loader offers, or the one at a place in its list, with at most `pages` of its page
-    /// table.
+    /// Opens the best device that the loader offers, or the one at a place in its list, with pages found as `pages` says at
+    /// most.
     pub(super) fn open(
         place: Option<usize>,
         pages: PageTable,
@@ -286,10 +286,16 @@ fn create_device(
     // window's buffer, whatever the numbers it was given.
     let features = vk::PhysicalDeviceFeatures::default()
         .robust_buffer_access(true)
-        .sparse_binding(pages > PageTable::Unused)
-        .sparse_residency_buffer(pages > PageTable::Unused)
-        .sparse_residency_aliased(pages == PageTable::Shared);
-    let mut newer = vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true);
+        .sparse_binding(pages == PageTable::Device)
+        .sparse_residency_buffer(pages == PageTable::Device)
+        .sparse_residency_aliased(pages == PageTable::Device)
+        .shader_storage_buffer_array_dynamic_indexing(pages == PageTable::Lookup);
+    let mut newer = vk::PhysicalDeviceVulkan12Features::default()
+        .timeline_semaphore(true)
+        // All of it, since MoltenVK has arrays of buffers only then.
+        .descriptor_indexing(pages == PageTable::Lookup)
+        .shader_storage_buffer_array_non_uniform_indexing(pages == PageTable::Lookup)
+        .runtime_descriptor_array(pages == PageTable::Lookup);
     let mut newest = vk::PhysicalDeviceVulkan13Features::default().shader_integer_dot_product(true);
     let mut info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)

@@ -20,6 +20,7 @@ use ash::vk;
 use super::driver::{Driver, Queue};
 use super::kernels::{Kernel, Kernels};
 use super::objects::{BufferName, Staging};
+use super::table::MOST_UPDATED;
 use crate::device::{DeviceError, Fence, FenceState};
 
 /// How many frames may be in flight before a new one waits for the oldest.
@@ -31,6 +32,23 @@ pub(super) struct Window {
     pub(super) buffer: BufferName,
     pub(super) offset: u64,
     pub(super) length: u64,
+}
+
+impl Window {
+    /// It in parts, one behind the other, each as long as one of `others`, which are as long as it together.
+    pub(super) fn beside(self, others: &[Self]) -> impl Iterator<Item = Self> + use<> {
+        let mut offset = self.offset;
+        let lengths: Vec<u64> = others.iter().map(|other| other.length).collect();
+        lengths.into_iter().map(move |length| {
+            let part = Self {
+                offset,
+                length,
+                ..self
+            };
+            offset += length;
+            part
+        })
+    }
 }
 
 /// What one submission needs.
@@ -157,6 +175,19 @@ pub(super) struct Recorder<'a> {
 
 impl Recorder<'_> {
     pub(super) fn copy(&mut self, from: Window, to: Window) {
+        self.copy_beside(from, to);
+        self.barrier();
+    }
+
+    /// Copies that touch nothing of each other.
+    pub(super) fn copies(&mut self, copies: impl IntoIterator<Item = (Window, Window)>) {
+        for (from, to) in copies {
+            self.copy_beside(from, to);
+        }
+        self.barrier();
+    }
+
+    fn copy_beside(&mut self, from: Window, to: Window) {
         let regions = [vk::BufferCopy::default()
             .src_offset(from.offset)
             .dst_offset(to.offset)
@@ -170,10 +201,15 @@ impl Recorder<'_> {
                 &regions,
             );
         }
-        self.barrier();
     }
 
     pub(super) fn zero(&mut self, window: Window) {
+        self.fill(window, 0);
+        self.barrier();
+    }
+
+    /// Fills a part of a buffer that nothing else of the submission touches.
+    pub(super) fn fill(&mut self, window: Window, word: u32) {
         // SAFETY: F2 and V4; offset and length are multiples of four.
         unsafe {
             self.frame.driver.device.cmd_fill_buffer(
@@ -181,10 +217,27 @@ impl Recorder<'_> {
                 window.buffer.handle,
                 window.offset,
                 window.length,
-                0,
+                word,
             );
         }
-        self.barrier();
+    }
+
+    /// Writes `words`, which are as long, to a part of a buffer that nothing else of the submission touches.
+    pub(super) fn update(&mut self, window: Window, words: &[u32]) {
+        let mut offset = window.offset;
+        for words in words.chunks(MOST_UPDATED) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            // SAFETY: F2 and V4; offset and length are multiples of four, and no longer than a command takes; V5.
+            unsafe {
+                self.frame.driver.device.cmd_update_buffer(
+                    self.frame.commands,
+                    window.buffer.handle,
+                    offset,
+                    &bytes,
+                );
+            }
+            offset += bytes.len() as u64;
+        }
     }
 
     /// Runs `groups` workgroups of a kernel on two windows.

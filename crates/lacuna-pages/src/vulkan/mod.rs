@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "the device trait is unsafe to implement")]
 
-//! The Vulkan device: pages of device memory attached to sparse buffers by the GPU's page table.
+//! The Vulkan device: pages of device memory attached to sparse buffers by the GPU's page table, or listed in a table where
+//! kernels look them up.
 //!
 //! A reservation is a `VkBuffer` with sparse binding, residency and aliasing, a heap is one
 //! `VkDeviceMemory`, and a batch is one `vkQueueBindSparse` with its neighbours merged. The host
@@ -10,8 +11,10 @@
 //! kernels are ordered with the batches on one timeline. Kernels of others run in passes of a [`Compute`], on
 //! mapped memory and on pieces of [`DeviceMemory`], in the same order.
 //!
-//! On a device without sparse buffers, or where [`PageTable`] says so, a reservation is a `VkBuffer` with memory from its first
-//! to its last byte, as on the [`DenseDevice`](crate::DenseDevice).
+//! On a device without such buffers, or where [`PageTable`] says so, a reservation is a range of a block table in device
+//! memory: a batch is a command that changes entries, and kernels find a page by its entry in an array of all heaps. Pages
+//! come, go and are shared as before. Where kernels cannot have such an array, a reservation is a `VkBuffer` with memory from its
+//! first to its last byte, as on the [`DenseDevice`](crate::DenseDevice).
 //!
 //! The driver is loaded when the device is opened. Where there is no loader or no driver, opening is
 //! [`DeviceError::Unavailable`] and the dense device serves.
@@ -54,13 +57,16 @@
 mod compute;
 mod driver;
 mod frames;
+mod heap_set;
 mod kernel_cache;
 mod kernels;
+mod layout;
 mod memory;
 mod objects;
 mod open;
 mod queue;
 mod state;
+mod table;
 #[cfg(test)]
 mod tests;
 mod times;
@@ -121,7 +127,7 @@ impl VulkanDevice {
         Self::open_with(PageTable::default())
     }
 
-    /// The same, with at most `pages` of its page table.
+    /// The same, with pages found as `pages` says at most.
     ///
     /// # Errors
     /// As [`VulkanDevice::open`].
@@ -147,7 +153,7 @@ impl VulkanDevice {
         self.shared.driver.kind == vk::PhysicalDeviceType::DISCRETE_GPU
     }
 
-    /// What of the device's page table is used.
+    /// How the pages of reservations are found.
     pub fn page_table(&self) -> PageTable {
         self.shared.driver.pages
     }
@@ -156,7 +162,7 @@ impl VulkanDevice {
         let state = State::new(Arc::clone(&driver), queue)?;
         let smallest = PageSize::new(state.granularity().max(PageSize::KIB_4.bytes()))
             .map_err(|_| invalid("pages that are no power of two"))?;
-        let strict = driver.limits.strict_holes && driver.pages != PageTable::Unused;
+        let strict = driver.limits.strict_holes && driver.pages == PageTable::Device;
         let hole = match strict {
             true => Hole::Zero,
             false => Hole::Undefined,
@@ -165,17 +171,21 @@ impl VulkanDevice {
             name: NAME,
             page_sizes: PageSize::all_between(smallest, smallest.max(PageSize::MIB_2)),
             aliasing: match driver.pages {
-                PageTable::Shared => Aliasing::Shared,
-                PageTable::Unused | PageTable::Unshared => Aliasing::Unsupported,
+                PageTable::Lookup | PageTable::Device => Aliasing::Shared,
+                PageTable::Unused => Aliasing::Unsupported,
             },
             hole,
             ordering: Ordering::InOrder,
             commitment: match driver.pages {
                 PageTable::Unused => Commitment::WithReservation,
-                PageTable::Unshared | PageTable::Shared => Commitment::PerHeap,
+                PageTable::Lookup | PageTable::Device => Commitment::PerHeap,
             },
             batch_cost: BatchCost::Call,
-            mapping_limit: mapping_limit(driver.kind),
+            mapping_limit: match driver.pages {
+                PageTable::Device => mapping_limit(driver.kind),
+                PageTable::Unused | PageTable::Lookup => None,
+            },
+            heap_limit: state.heap_limit(),
         };
         Ok(Self {
             shared: Arc::new(Shared {

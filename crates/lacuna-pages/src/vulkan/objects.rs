@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ash::vk;
 
 use super::driver::Driver;
-use super::open::PageTable;
+use super::table::Entries;
 use crate::device::DeviceError;
 use crate::gpu::bindings::Bindings;
 
@@ -78,13 +78,11 @@ impl Buffer {
         })
     }
 
-    /// A buffer of holes, whose pages may be bound elsewhere too if the device's page table allows it.
+    /// A buffer of holes, whose pages may be bound elsewhere too.
     pub(super) fn sparse(driver: &Arc<Driver>, length: u64) -> Result<Self, DeviceError> {
-        let mut flags =
-            vk::BufferCreateFlags::SPARSE_BINDING | vk::BufferCreateFlags::SPARSE_RESIDENCY;
-        if driver.pages == PageTable::Shared {
-            flags |= vk::BufferCreateFlags::SPARSE_ALIASED;
-        }
+        let flags = vk::BufferCreateFlags::SPARSE_BINDING
+            | vk::BufferCreateFlags::SPARSE_RESIDENCY
+            | vk::BufferCreateFlags::SPARSE_ALIASED;
         let info = vk::BufferCreateInfo::default()
             .flags(flags)
             .size(length)
@@ -163,27 +161,47 @@ impl Memory {
     }
 }
 
-/// A reservation: a buffer, and what is bound in it.
+/// A reservation, and its memory.
 #[derive(Debug)]
 pub(super) struct Space {
-    pub(super) buffer: Buffer,
     pub(super) length: u64,
-    pub(super) bound: BoundMemory,
+    pub(super) memory: SpaceMemory,
 }
 
 /// The memory of a reservation.
 #[derive(Debug)]
-pub(super) enum BoundMemory {
-    /// Pages of heaps, by the page table.
-    Pages(Bindings),
-    /// All of it, from its first to its last byte, of so many bytes.
-    All(
+pub(super) enum SpaceMemory {
+    /// Pages of heaps, which the device's page table has in a buffer.
+    Sparse(Buffer, Bindings),
+    /// Pages of heaps, which kernels look up in the [`Table`](super::table::Table) from this entry on.
+    Listed(Entries, Bindings),
+    /// A buffer with memory from its first to its last byte, of so many bytes.
+    Whole(
+        Buffer,
         #[expect(dead_code, reason = "held as long as the buffer")] Memory,
         u64,
     ),
 }
 
-/// A heap: one allocation, and a buffer over all of it for copying into it.
+impl SpaceMemory {
+    /// Which pages are where, unless all memory is there from the start.
+    pub(super) fn bindings(&self) -> Option<&Bindings> {
+        match self {
+            Self::Sparse(_, bindings) | Self::Listed(_, bindings) => Some(bindings),
+            Self::Whole(..) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(super) fn bindings_mut(&mut self) -> Option<&mut Bindings> {
+        match self {
+            Self::Sparse(_, bindings) | Self::Listed(_, bindings) => Some(bindings),
+            Self::Whole(..) => None,
+        }
+    }
+}
+
+/// A heap: one allocation, and a buffer over all of it, for copying into it and for kernels that look pages up.
 #[derive(Debug)]
 pub(super) struct Heap {
     whole: Buffer,
@@ -198,15 +216,14 @@ impl Heap {
         length: u64,
         allowed: u32,
     ) -> Result<Self, DeviceError> {
-        let usage = vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST;
-        let whole = Buffer::plain(driver, length, usage)?;
+        let whole = Buffer::plain(driver, length, KERNEL_USAGE)?;
         let requirements = whole.requirements();
         let device_local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
         let any = vk::MemoryPropertyFlags::empty();
         let memory_type = driver
             .memory_type(allowed & requirements.memory_type_bits, device_local, any)
             .ok_or(super::invalid(
-                "a heap: no memory type suits sparse buffers and copying",
+                "a heap: no memory type suits reservations and copying",
             ))?;
         let memory = Memory::new(driver, requirements.size.max(length), memory_type)?;
         whole.bind(&memory)?;

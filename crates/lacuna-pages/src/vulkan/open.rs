@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use ash::{Entry, Instance, vk};
 
 use super::NAME;
+use super::table::{LEAST_HEAP_SLOTS, heap_slots};
 use crate::device::DeviceError;
 
 /// What a physical device has, as far as sparse buffers are concerned.
@@ -29,6 +30,8 @@ pub(super) struct Candidate {
     pub(super) sparse_binding: bool,
     pub(super) sparse_residency_buffer: bool,
     pub(super) sparse_residency_aliased: bool,
+    /// Whether kernels may choose among the buffers of an array, each thread its own.
+    pub(super) arrays_of_buffers: bool,
     pub(super) timeline_semaphore: bool,
     /// What each queue family can do.
     pub(super) families: Vec<vk::QueueFlags>,
@@ -78,19 +81,21 @@ pub(super) struct Limits {
     pub(super) integer_dot: bool,
     /// And whether the device is faster for it.
     pub(super) fast_integer_dot: bool,
+    /// Storage buffers that a kernel may be shown.
+    pub(super) storage_buffers: u32,
 }
 
-/// What of a device's page table is used. A device that has less is used with what it has.
+/// How the pages of a reservation are found. A device that has less is used with what it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageTable {
-    /// None: every reservation is memory from its first to its last byte, as on a
+    /// Not at all: every reservation is memory from its first to its last byte, as on a
     /// [`DenseDevice`](crate::DenseDevice).
     Unused,
-    /// Pages appear and go, each in one place at most.
-    Unshared,
-    /// All of it: pages may be in several places.
+    /// In a table in device memory, where kernels look them up: a block table. Pages may be in several places.
+    Lookup,
+    /// By the device's own page table, in sparse buffers. Pages may be in several places.
     #[default]
-    Shared,
+    Device,
 }
 
 /// The queue families a device is used through; often one and the same.
@@ -162,6 +167,7 @@ impl OpenInstance {
             sparse_binding: false,
             sparse_residency_buffer: false,
             sparse_residency_aliased: false,
+            arrays_of_buffers: false,
             timeline_semaphore: false,
             families: Vec::new(),
             limits: Limits::default(),
@@ -191,6 +197,11 @@ impl OpenInstance {
         candidate.sparse_binding = basic.sparse_binding == vk::TRUE;
         candidate.sparse_residency_buffer = basic.sparse_residency_buffer == vk::TRUE;
         candidate.sparse_residency_aliased = basic.sparse_residency_aliased == vk::TRUE;
+        candidate.arrays_of_buffers = basic.shader_storage_buffer_array_dynamic_indexing
+            == vk::TRUE
+            && newer.descriptor_indexing == vk::TRUE
+            && newer.shader_storage_buffer_array_non_uniform_indexing == vk::TRUE
+            && newer.runtime_descriptor_array == vk::TRUE;
         candidate.timeline_semaphore = newer.timeline_semaphore == vk::TRUE;
         candidate.families = families.iter().map(|family| family.queue_flags).collect();
     }
@@ -232,6 +243,10 @@ impl OpenInstance {
             },
             integer_dot: knows_third && self.has_integer_dot(device),
             fast_integer_dot: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
+            storage_buffers: limits
+                .max_per_stage_descriptor_storage_buffers
+                .min(limits.max_descriptor_set_storage_buffers)
+                .min(limits.max_per_stage_resources),
         }
     }
 
@@ -279,8 +294,8 @@ impl OpenInstance {
     }
 }
 
-/// The best of `candidates`, or the one at `place`, how it is used, and what of its page table, which is at most `wanted`; or
-/// why none will do. A GPU comes before a software driver, whatever page tables these have.
+/// The best of `candidates`, or the one at `place`, how it is used, and how its pages are found, which is at most `wanted`; or
+/// why none will do. A GPU comes before a software driver, however pages are found there.
 pub(super) fn choose(
     candidates: &[Candidate],
     place: Option<usize>,
@@ -329,7 +344,7 @@ fn rank(kind: vk::PhysicalDeviceType) -> u8 {
     }
 }
 
-/// The families to use a device through and what of its page table, or the first thing it lacks.
+/// The families to use a device through and how its pages are found, or the first thing it lacks.
 fn suits(candidate: &Candidate, wanted: PageTable) -> Result<(Families, PageTable), &'static str> {
     let needs = [
         (candidate.api_version >= vk::API_VERSION_1_2, "Vulkan 1.2"),
@@ -346,25 +361,24 @@ fn suits(candidate: &Candidate, wanted: PageTable) -> Result<(Families, PageTabl
     let compute = find(vk::QueueFlags::COMPUTE).ok_or("a compute queue")?;
     let both = find(vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING);
     let bind = both.or(find(vk::QueueFlags::SPARSE_BINDING));
-    let sparse = candidate.sparse_binding && candidate.sparse_residency_buffer;
-    let has = match (sparse, candidate.sparse_residency_aliased) {
-        (false, _) => PageTable::Unused,
-        (true, false) => PageTable::Unshared,
-        (true, true) => PageTable::Shared,
+    // Without aliasing a page would be in one place at most: the table, which has no such limit, is the better one then.
+    let sparse = candidate.sparse_binding
+        && candidate.sparse_residency_buffer
+        && candidate.sparse_residency_aliased;
+    if let (true, PageTable::Device, Some(bind)) = (sparse, wanted, bind) {
+        let compute = both.unwrap_or(compute);
+        return Ok((Families { compute, bind }, PageTable::Device));
+    }
+    let looks_up = candidate.arrays_of_buffers && heap_slots(&candidate.limits) >= LEAST_HEAP_SLOTS;
+    let pages = match looks_up {
+        true => wanted.min(PageTable::Lookup),
+        false => PageTable::Unused,
     };
-    Ok(match (bind, has.min(wanted)) {
-        (None, _) | (_, PageTable::Unused) => {
-            let families = Families {
-                compute,
-                bind: compute,
-            };
-            (families, PageTable::Unused)
-        }
-        (Some(bind), pages) => {
-            let compute = both.unwrap_or(compute);
-            (Families { compute, bind }, pages)
-        }
-    })
+    let families = Families {
+        compute,
+        bind: compute,
+    };
+    Ok((families, pages))
 }
 
 fn unavailable(reason: String) -> DeviceError {
@@ -386,16 +400,20 @@ mod tests {
             sparse_binding: true,
             sparse_residency_buffer: true,
             sparse_residency_aliased: true,
+            arrays_of_buffers: true,
             timeline_semaphore: true,
             families: vec![vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING],
-            limits: Limits::default(),
+            limits: Limits {
+                storage_buffers: 24,
+                ..Limits::default()
+            },
             identity: DriverIdentity::default(),
             has_budget: false,
         }
     }
 
     fn reason(candidates: &[Candidate]) -> String {
-        match choose(candidates, None, PageTable::Shared) {
+        match choose(candidates, None, PageTable::Device) {
             Err(DeviceError::Unavailable { device, reason }) => {
                 assert_eq!(device, NAME);
                 reason
@@ -420,7 +438,7 @@ mod tests {
         let software = candidate("software", vk::PhysicalDeviceType::CPU);
         let integrated = candidate("integrated", vk::PhysicalDeviceType::INTEGRATED_GPU);
         let mut discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
-        let chosen = |list: &[Candidate]| choose(list, None, PageTable::Shared).unwrap().0;
+        let chosen = |list: &[Candidate]| choose(list, None, PageTable::Device).unwrap().0;
         assert_eq!(
             chosen(&[software.clone(), integrated.clone(), discrete.clone()]),
             2
@@ -436,7 +454,7 @@ mod tests {
         old.api_version = vk::API_VERSION_1_1;
         let discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
         let list = [discrete, software, old];
-        let at = |place| choose(&list, Some(place), PageTable::Shared);
+        let at = |place| choose(&list, Some(place), PageTable::Device);
         assert_eq!([0, 1].map(|place| at(place).unwrap().0), [0, 1]);
         let told = at(2).unwrap_err().to_string();
         assert!(told.contains("old lacks Vulkan 1.2"), "{told}");
@@ -445,31 +463,39 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_used_with_the_page_table_it_has() {
+    fn pages_are_found_as_a_device_can() {
         let good = candidate("card", vk::PhysicalDeviceType::DISCRETE_GPU);
         let with = |change: fn(&mut Candidate), wanted| {
             let mut candidate = good.clone();
             change(&mut candidate);
             choose(&[candidate], None, wanted).unwrap().2
         };
-        let all = PageTable::Shared;
-        assert_eq!(with(|_| {}, all), PageTable::Shared);
-        assert_eq!(with(|_| {}, PageTable::Unshared), PageTable::Unshared);
-        assert_eq!(with(|_| {}, PageTable::Unused), PageTable::Unused);
-        assert_eq!(with(|c| c.sparse_binding = false, all), PageTable::Unused);
-        assert_eq!(
-            with(|c| c.sparse_residency_buffer = false, all),
-            PageTable::Unused
-        );
-        assert_eq!(
-            with(|c| c.sparse_residency_aliased = false, all),
-            PageTable::Unshared
-        );
-        let no_queue = |c: &mut Candidate| c.families = vec![vk::QueueFlags::COMPUTE];
-        assert_eq!(with(no_queue, all), PageTable::Unused);
+        for wanted in [PageTable::Unused, PageTable::Lookup, PageTable::Device] {
+            assert_eq!(with(|_| {}, wanted), wanted);
+        }
+        let lacks: [fn(&mut Candidate); 4] = [
+            |c| c.sparse_binding = false,
+            |c| c.sparse_residency_buffer = false,
+            |c| c.sparse_residency_aliased = false,
+            |c| c.families = vec![vk::QueueFlags::COMPUTE],
+        ];
+        for change in lacks {
+            assert_eq!(with(change, PageTable::Device), PageTable::Lookup);
+            assert_eq!(with(change, PageTable::Unused), PageTable::Unused);
+        }
+        // A table needs more than a few buffers, and threads that choose among them.
+        let lacks: [fn(&mut Candidate); 2] = [
+            |c| c.arrays_of_buffers = false,
+            |c| c.limits.storage_buffers = 8,
+        ];
+        for change in lacks {
+            assert_eq!(with(change, PageTable::Lookup), PageTable::Unused);
+            assert_eq!(with(change, PageTable::Device), PageTable::Device);
+        }
         // Of two GPUs alike, the one with pages.
         let mut dense = good.clone();
-        dense.sparse_binding = false;
+        (dense.sparse_binding, dense.arrays_of_buffers) = (false, false);
+        let all = PageTable::Device;
         assert_eq!(choose(&[dense, good.clone()], None, all).unwrap().0, 1);
     }
 
@@ -508,7 +534,7 @@ mod tests {
             compute: 2,
             bind: 1,
         };
-        let chosen = choose(&[split], None, PageTable::Shared);
-        assert_eq!(chosen.unwrap(), (0, families, PageTable::Shared));
+        let chosen = choose(&[split], None, PageTable::Device);
+        assert_eq!(chosen.unwrap(), (0, families, PageTable::Device));
     }
 }

@@ -23,7 +23,8 @@ pub struct VulkanQueue {
 
 impl VulkanQueue {
     /// Writes `data`, which is rows one after the other, to where `rows` has them, with a compute
-    /// kernel. Bytes between the rows stay as they are. Returns when the last dispatch is queued.
+    /// kernel, or by copies where kernels look pages up. Bytes between the rows stay as they are. Returns when the last
+    /// submission is queued.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for lengths that `rows` does not allow or when a byte from the first
@@ -37,7 +38,7 @@ impl VulkanQueue {
         rows.check(NAME, data)?;
         let count = data.len() as u64 / row.get();
         self.lock()
-            .window(address, rows.span(count), Access::ReadWrite)?;
+            .check_mapped(address, rows.span(count), Access::ReadWrite)?;
         let fitting =
             (STAGING_BYTES as u64 / row.get()).min(self.lock().largest_window() / stride.get());
         let fitting = fitting.max(1);
@@ -64,34 +65,27 @@ impl VulkanQueue {
         span: ByteLength,
     ) -> Result<Fence, DeviceError> {
         let mut state = self.lock();
-        let window = state.window(rows.address, span, Access::ReadWrite)?;
+        let windows = state.windows(rows.address, span, Access::ReadWrite)?;
+        let copies = match windows[..] {
+            [_] => Vec::new(),
+            _ => places_of_rows(&state, rows, data.len() as u64)?,
+        };
         let kernels = state.kernels()?;
         let mut frame = take_frame(&mut state)?;
-        let staging = frame.staging(data.len())?;
-        staging.fill(data);
-        let source = Window {
-            buffer: staging.name(),
-            offset: 0,
-            length: data.len() as u64,
-        };
-        let (window, first) = state.aligned(window);
-        let words = data.len() as u64 / WORD;
-        let parameters = [
-            first,
-            rows.row.get() / WORD,
-            rows.stride.get() / WORD,
-            words,
-        ];
-        let parameters = parameters.map(|value| value as u32);
-        let groups = words.div_ceil(GROUP.into()) as u32;
+        let source = stage(&mut frame, data)?;
         let mut recorder = frame.begin()?;
-        recorder.dispatch(
-            &kernels,
-            Kernel::WriteRows,
-            [window, source],
-            parameters,
-            groups,
-        )?;
+        match windows[..] {
+            [window] => {
+                let (window, first) = state.aligned(window);
+                let words = data.len() as u64 / WORD;
+                let (row, stride) = (rows.row.get() / WORD, rows.stride.get() / WORD);
+                let parameters = [first, row, stride, words].map(|value| value as u32);
+                let groups = words.div_ceil(GROUP.into()) as u32;
+                let windows = [window, source];
+                recorder.dispatch(&kernels, Kernel::WriteRows, windows, parameters, groups)?;
+            }
+            _ => recorder.copies(source.beside(&copies).zip(copies)),
+        }
         let fence = recorder.submit(&mut state.queue)?;
         state.frames.put(frame);
         Ok(fence)
@@ -107,21 +101,31 @@ impl VulkanQueue {
         if !(address.offset | length.get()).is_multiple_of(WORD) {
             return Err(invalid("a checksum of part of a word"));
         }
-        self.lock().window(address, length, Access::Read)?;
+        self.lock().check_mapped(address, length, Access::Read)?;
         let most = self.lock().largest_window();
-        let mut sum = 0u32;
-        for start in (0..length.get()).step_by(most as usize) {
+        let (mut sum, mut start) = (0u32, 0);
+        while start < length.get() {
             let part = most.min(length.get() - start);
-            let partial = self.checksum_part(later(address, start), part, start / WORD)?;
+            let (partial, summed) =
+                self.checksum_part(later(address, start), part, start / WORD)?;
             sum = sum.wrapping_add(partial);
+            start += summed;
         }
         Ok(sum)
     }
 
-    /// The share in a checksum of a part that begins with the word numbered `base`.
-    fn checksum_part(&self, address: Address, length: u64, base: u64) -> Result<u32, DeviceError> {
+    /// The share in a checksum of what is in one piece of a part that begins with the word numbered `base`, and the bytes of
+    /// that.
+    fn checksum_part(
+        &self,
+        address: Address,
+        length: u64,
+        base: u64,
+    ) -> Result<(u32, u64), DeviceError> {
         let mut state = self.lock();
-        let window = state.window(address, ByteLength::new(length), Access::Read)?;
+        let windows = state.windows(address, ByteLength::new(length), Access::Read)?;
+        let window = *windows.first().ok_or(invalid("a checksum of nothing"))?;
+        let length = window.length;
         let kernels = state.kernels()?;
         let mut frame = take_frame(&mut state)?;
         let words = length / WORD;
@@ -145,7 +149,8 @@ impl VulkanQueue {
         let fence = recorder.submit(&mut state.queue)?;
         drop(state);
         self.collect(frame, fence, &mut partials)?;
-        Ok(words_of(&partials).fold(0, u32::wrapping_add))
+        let sum = words_of(&partials).fold(0, u32::wrapping_add);
+        Ok((sum, length))
     }
 
     /// Looks at a fence, or waits for it.
@@ -180,22 +185,16 @@ impl HostCopies for VulkanQueue {
             return Ok(fence);
         }
         let all = ByteLength::new(bytes.len() as u64);
-        self.lock().window(address, all, Access::ReadWrite)?;
+        self.lock().check_mapped(address, all, Access::ReadWrite)?;
         for (index, chunk) in bytes.chunks(STAGING_BYTES).enumerate() {
             let mut state = self.lock();
             let at = later(address, (index * STAGING_BYTES) as u64);
-            let window =
-                state.window(at, ByteLength::new(chunk.len() as u64), Access::ReadWrite)?;
+            let length = ByteLength::new(chunk.len() as u64);
+            let windows = state.windows(at, length, Access::ReadWrite)?;
             let mut frame = take_frame(&mut state)?;
-            let staging = frame.staging(chunk.len())?;
-            staging.fill(chunk);
-            let source = Window {
-                buffer: staging.name(),
-                offset: 0,
-                length: chunk.len() as u64,
-            };
+            let source = stage(&mut frame, chunk)?;
             let mut recorder = frame.begin()?;
-            recorder.copy(source, window);
+            recorder.copies(source.beside(&windows).zip(windows));
             fence = recorder.submit(&mut state.queue)?;
             state.frames.put(frame);
         }
@@ -206,7 +205,7 @@ impl HostCopies for VulkanQueue {
         for (index, chunk) in bytes.chunks_mut(STAGING_BYTES).enumerate() {
             let mut state = self.lock();
             let at = later(address, (index * STAGING_BYTES) as u64);
-            let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
+            let windows = state.windows(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
             let mut frame = take_frame(&mut state)?;
             let target = Window {
                 buffer: frame.staging(chunk.len())?.name(),
@@ -214,7 +213,8 @@ impl HostCopies for VulkanQueue {
                 length: chunk.len() as u64,
             };
             let mut recorder = frame.begin()?;
-            recorder.copy(window, target);
+            let parts = target.beside(&windows);
+            recorder.copies(windows.into_iter().zip(parts));
             let fence = recorder.submit(&mut state.queue)?;
             drop(state);
             self.collect(frame, fence, chunk)?;
@@ -226,6 +226,27 @@ impl HostCopies for VulkanQueue {
 pub(super) fn take_frame(state: &mut State) -> Result<Frame, DeviceError> {
     let driver = Arc::clone(&state.driver);
     state.frames.take(&driver)
+}
+
+/// Host-visible memory of a frame with `bytes` in it.
+fn stage(frame: &mut Frame, bytes: &[u8]) -> Result<Window, DeviceError> {
+    let staging = frame.staging(bytes.len())?;
+    staging.fill(bytes);
+    Ok(Window {
+        buffer: staging.name(),
+        offset: 0,
+        length: bytes.len() as u64,
+    })
+}
+
+/// Where each row's bytes go, piece by piece, of `bytes` bytes of rows in mapped memory.
+fn places_of_rows(state: &State, rows: Rows, bytes: u64) -> Result<Vec<Window>, DeviceError> {
+    let mut places = Vec::new();
+    for row in 0..bytes / rows.row.get() {
+        let at = later(rows.address, row * rows.stride.get());
+        places.extend(state.windows(at, rows.row, Access::ReadWrite)?);
+    }
+    Ok(places)
 }
 
 impl State {

@@ -9,8 +9,9 @@ use super::driver::{Driver, Queue};
 use super::frames::{Frames, Window};
 use super::invalid;
 use super::kernels::Kernels;
-use super::objects::{BoundMemory, Buffer, Heap, KERNEL_USAGE, Memory, Space};
+use super::objects::{Buffer, Heap, KERNEL_USAGE, Memory, Space, SpaceMemory};
 use super::open::PageTable;
+use super::table::{LISTED_PAGE, MOST_HEAP_BYTES, Table, heap_slots, shown_alignment};
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
@@ -18,12 +19,17 @@ use crate::gpu::bindings::{Bindings, Denied};
 use crate::gpu::phases::{Bind, Kind, coalesce, phases};
 use crate::units::{ByteLength, PageSize};
 
-/// Something given back that the queue may still use.
+/// Something given back that the queue may still use, and its bytes.
 #[derive(Debug)]
-enum Retired {
+pub(super) enum Retired {
     Space(Space, u64),
     Heap(
         #[expect(dead_code, reason = "held until it may be dropped")] Heap,
+        u64,
+    ),
+    Table(
+        #[expect(dead_code, reason = "held until it may be dropped")] Buffer,
+        #[expect(dead_code, reason = "held until it may be dropped")] Memory,
         u64,
     ),
 }
@@ -41,6 +47,10 @@ pub(super) struct State {
     pub(super) frames: Frames,
     spaces: Vec<Option<Space>>,
     heaps: Vec<Option<Heap>>,
+    /// How often heaps, or the table, came and went: what shows them to kernels is made anew then.
+    pub(super) heap_changes: u64,
+    /// Where kernels look pages up, if they do.
+    pub(super) table: Option<Table>,
     kernels: Option<Arc<Kernels>>,
     retired: Vec<(Fence, Retired)>,
     /// Bytes of address space and of memory taken, retired ones included.
@@ -61,28 +71,36 @@ impl Drop for State {
 impl State {
     pub(super) fn new(driver: Arc<Driver>, queue: Queue) -> Result<Self, DeviceError> {
         let probe = match driver.pages {
-            PageTable::Unused => Buffer::plain(&driver, 1 << 20, KERNEL_USAGE)?,
-            PageTable::Unshared | PageTable::Shared => Buffer::sparse(&driver, 1 << 20)?,
+            PageTable::Unused | PageTable::Lookup => Buffer::plain(&driver, 1 << 20, KERNEL_USAGE)?,
+            PageTable::Device => Buffer::sparse(&driver, 1 << 20)?,
         };
         let probe = probe.requirements();
         let granularity = match driver.pages {
             // What is zeroed is whole pages, whatever they are.
             PageTable::Unused => PageSize::KIB_4.bytes(),
-            PageTable::Unshared | PageTable::Shared => probe.alignment,
+            PageTable::Lookup => LISTED_PAGE,
+            PageTable::Device => probe.alignment,
         };
-        Ok(Self {
+        let looks_up = driver.pages == PageTable::Lookup;
+        let mut state = Self {
             driver,
             queue,
             frames: Frames::default(),
             spaces: Vec::new(),
             heaps: Vec::new(),
+            heap_changes: 0,
+            table: None,
             kernels: None,
             retired: Vec::new(),
             reserved: 0,
             allocated: 0,
             granularity,
             memory_types: probe.memory_type_bits,
-        })
+        };
+        if looks_up {
+            state.make_table()?;
+        }
+        Ok(state)
     }
 
     pub(super) fn granularity(&self) -> u64 {
@@ -108,25 +126,43 @@ impl State {
         if self.driver.pages == PageTable::Unused {
             return self.reserve_memory(length);
         }
-        let limits = &self.driver.limits;
-        let total = limits.address_space;
-        let buffer = limits.buffer.min(total);
+        let (total, most) = self.address_space();
         let size = length.get().checked_next_multiple_of(self.granularity);
-        let size = size.filter(|&size| size <= buffer);
-        let size = size.ok_or(limit("a single reservation", length, buffer, 0))?;
+        let size = size.filter(|&size| size <= most);
+        let size = size.ok_or(limit("a single reservation", length, most, 0))?;
         if self.reserved.saturating_add(size) > total {
             self.drop_retired_after_waiting()?;
         }
         if self.reserved.saturating_add(size) > total {
             return Err(limit("address space", length, total, self.reserved));
         }
-        let space = Space {
-            buffer: Buffer::sparse(&self.driver, size)?,
-            length: size,
-            bound: BoundMemory::Pages(Bindings::default()),
+        let space = match self.driver.pages {
+            PageTable::Lookup => self.reserve_entries(size)?,
+            PageTable::Unused | PageTable::Device => Space {
+                length: size,
+                memory: SpaceMemory::Sparse(
+                    Buffer::sparse(&self.driver, size)?,
+                    Bindings::default(),
+                ),
+            },
         };
         self.reserved += size;
         Ok(SpaceId(insert(&mut self.spaces, space)))
+    }
+
+    /// Bytes of all reservations together, and of a single one.
+    fn address_space(&self) -> (u64, u64) {
+        let limits = &self.driver.limits;
+        match self.driver.pages {
+            PageTable::Lookup => {
+                let all = self.most_entries() * LISTED_PAGE;
+                (all, all)
+            }
+            PageTable::Unused | PageTable::Device => {
+                let all = limits.address_space;
+                (all, limits.buffer.min(all))
+            }
+        }
     }
 
     /// A reservation that is memory throughout, of zeros.
@@ -136,18 +172,17 @@ impl State {
         let size = size.filter(|&size| size <= most);
         let size = size.ok_or(limit("a single reservation", length, most, 0))?;
         let (buffer, memory, taken) = self.piece(size)?;
-        let space = Space {
-            buffer,
-            length: size,
-            bound: BoundMemory::All(memory, taken),
-        };
         let window = Window {
-            buffer: space.buffer.name(),
+            buffer: buffer.name(),
             offset: 0,
             length: size,
         };
+        let space = Space {
+            length: size,
+            memory: SpaceMemory::Whole(buffer, memory, taken),
+        };
         self.reserved += size;
-        if let Err(error) = self.submit_transfers(vec![Transfer::Zero(window)]) {
+        if let Err(error) = self.record(|recorder| recorder.zero(window)) {
             self.retire(Retired::Space(space, size));
             return Err(error);
         }
@@ -184,6 +219,9 @@ impl State {
         let space = slot
             .and_then(Option::take)
             .ok_or(invalid("a reservation it does not have"))?;
+        if let SpaceMemory::Listed(entries, _) = space.memory {
+            self.give_entries(entries);
+        }
         let length = space.length;
         Ok(self.retire(Retired::Space(space, length)))
     }
@@ -196,9 +234,17 @@ impl State {
         if size == 0 || !size.is_multiple_of(self.granularity) {
             return Err(invalid("a heap that is not a multiple of its page"));
         }
-        let most = self.driver.limits.allocation;
+        let most = self.longest_heap();
         if size > most {
             return Err(limit("a single heap", length, most, 0));
+        }
+        if let Some(slots) = self.heap_limit() {
+            let count = self.heaps.iter().flatten().count() as u64;
+            if count >= slots {
+                let bytes = |heaps: u64| heaps.saturating_mul(size);
+                let what = "memory in heaps of that length";
+                return Err(limit(what, length, bytes(slots), bytes(count)));
+            }
         }
         let total = self.memory();
         if self.allocated.saturating_add(size) > total {
@@ -209,7 +255,30 @@ impl State {
         }
         let heap = Heap::new(&self.driver, size, self.memory_types)?;
         self.allocated += size;
+        self.heap_changes += 1;
         Ok(HeapId(insert(&mut self.heaps, heap)))
+    }
+
+    /// The most heaps that there may be at once, if that is limited.
+    pub(super) fn heap_limit(&self) -> Option<u64> {
+        let slots = u64::from(heap_slots(&self.driver.limits));
+        (self.driver.pages == PageTable::Lookup).then_some(slots)
+    }
+
+    /// Bytes of the longest heap.
+    fn longest_heap(&self) -> u64 {
+        let limits = &self.driver.limits;
+        match self.driver.pages {
+            PageTable::Lookup => [limits.window, limits.buffer, MOST_HEAP_BYTES]
+                .into_iter()
+                .fold(limits.allocation, u64::min),
+            PageTable::Unused | PageTable::Device => limits.allocation,
+        }
+    }
+
+    /// How often heaps came and went.
+    pub(super) fn heap_changes(&self) -> u64 {
+        self.heap_changes
     }
 
     /// Takes `length` bytes of memory that is not a heap into the account.
@@ -260,9 +329,8 @@ impl State {
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.drop_retired()?;
-        if self.spaces.iter().flatten().any(
-            |space| matches!(&space.bound, BoundMemory::Pages(bindings) if bindings.names(heap)),
-        ) {
+        let mut bindings = self.spaces.iter().flatten();
+        if bindings.any(|space| space.memory.bindings().is_some_and(|it| it.names(heap))) {
             return Err(invalid("give a heap back that is still mapped"));
         }
         let slot = self.heaps.get_mut(heap.0 as usize);
@@ -270,12 +338,13 @@ impl State {
             .and_then(Option::take)
             .ok_or(invalid("a heap it does not have"))?;
         let length = heap.length;
+        self.heap_changes += 1;
         self.retire(Retired::Heap(heap, length));
         Ok(())
     }
 
     /// Keeps `what` until everything submitted so far is done, or drops it now if that is so.
-    fn retire(&mut self, what: Retired) -> Fence {
+    pub(super) fn retire(&mut self, what: Retired) -> Fence {
         let fence = self.queue.submitted();
         let done = matches!(self.driver.poll(fence), Ok(FenceState::Signalled));
         self.retired.push((fence, what));
@@ -315,11 +384,13 @@ impl State {
             match what {
                 Retired::Space(space, length) => {
                     self.reserved -= length;
-                    if let BoundMemory::All(_, taken) = space.bound {
+                    if let SpaceMemory::Whole(_, _, taken) = space.memory {
                         self.allocated -= taken;
                     }
                 }
-                Retired::Heap(_, length) => self.allocated -= length,
+                Retired::Heap(_, length) | Retired::Table(_, _, length) => {
+                    self.allocated -= length;
+                }
             }
         }
     }
@@ -361,11 +432,16 @@ impl State {
         let binds = coalesce(binds).map_err(|_| invalid("two changes of one address at once"))?;
         let mut fence = Fence::DONE;
         if !binds.is_empty() {
-            let changes = self.translate(&binds)?;
-            fence = self.queue.bind(&changes)?;
+            fence = match self.driver.pages {
+                PageTable::Lookup => self.change_entries(&binds)?,
+                PageTable::Unused | PageTable::Device => {
+                    let changes = self.translate(&binds)?;
+                    self.queue.bind(&changes)?
+                }
+            };
         }
         for &operation in operations {
-            self.record(operation);
+            self.note(operation);
         }
         Ok(fence)
     }
@@ -386,7 +462,7 @@ impl State {
             Operation::Protect {
                 address, length, ..
             } => {
-                self.window(address, length, Access::Read)?;
+                self.check_mapped(address, length, Access::Read)?;
                 return Ok(None);
             }
             _ => return Err(invalid("commit memory by the page")),
@@ -418,12 +494,16 @@ impl State {
                 }
                 list.push(info);
             }
-            changes.push((self.space(group[0].space)?.buffer.name().handle, list));
+            let SpaceMemory::Sparse(buffer, _) = &self.space(group[0].space)?.memory else {
+                return Err(invalid("bind memory to what is no sparse buffer"));
+            };
+            changes.push((buffer.name().handle, list));
         }
         Ok(changes)
     }
 
-    fn record(&mut self, operation: Operation) {
+    /// Enters an operation that was queued.
+    fn note(&mut self, operation: Operation) {
         let (Operation::Map { address, .. }
         | Operation::Unmap { address, .. }
         | Operation::Protect { address, .. }) = operation
@@ -433,7 +513,7 @@ impl State {
         let Some(space) = self.spaces[address.space.0 as usize].as_mut() else {
             return;
         };
-        let BoundMemory::Pages(bindings) = &mut space.bound else {
+        let Some(bindings) = space.memory.bindings_mut() else {
             return;
         };
         let start = address.offset;
@@ -453,28 +533,26 @@ impl State {
     }
 
     fn transfer(&mut self, operations: &[Operation]) -> Result<Fence, DeviceError> {
-        let transfers: Vec<Transfer> = operations
-            .iter()
-            .map(|&operation| self.plan_transfer(operation))
-            .collect::<Result<_, _>>()?;
-        self.submit_transfers(transfers)
-    }
-
-    fn submit_transfers(&mut self, transfers: Vec<Transfer>) -> Result<Fence, DeviceError> {
-        let mut frame = self.frames.take(&self.driver)?;
-        let mut recorder = frame.begin()?;
-        for transfer in transfers {
-            match transfer {
-                Transfer::Copy(from, to) => recorder.copy(from, to),
-                Transfer::Zero(window) => recorder.zero(window),
-            }
+        let mut transfers = Vec::with_capacity(operations.len());
+        for &operation in operations {
+            self.plan_transfer(operation, &mut transfers)?;
         }
-        let fence = recorder.submit(&mut self.queue)?;
-        self.frames.put(frame);
-        Ok(fence)
+        self.record(|recorder| {
+            for transfer in transfers {
+                match transfer {
+                    Transfer::Copy(from, to) => recorder.copy(from, to),
+                    Transfer::Zero(window) => recorder.zero(window),
+                }
+            }
+        })
     }
 
-    fn plan_transfer(&self, operation: Operation) -> Result<Transfer, DeviceError> {
+    /// Adds what an operation comes to in buffers to `transfers`.
+    fn plan_transfer(
+        &self,
+        operation: Operation,
+        transfers: &mut Vec<Transfer>,
+    ) -> Result<(), DeviceError> {
         match operation {
             Operation::Copy { from, to, length } => {
                 self.check_range(from, length)?;
@@ -484,12 +562,16 @@ impl State {
                     offset: to.offset,
                     length: length.get(),
                 };
-                Ok(Transfer::Copy(self.window(from, length, Access::Read)?, to))
+                let from = self.windows(from, length, Access::Read)?;
+                let parts = to.beside(&from).zip(from);
+                transfers.extend(parts.map(|(to, from)| Transfer::Copy(from, to)));
+                Ok(())
             }
             Operation::Zero { address, length } => {
                 self.check_range(address, length)?;
-                let window = self.window(address, length, Access::ReadWrite)?;
-                Ok(Transfer::Zero(window))
+                let windows = self.windows(address, length, Access::ReadWrite)?;
+                transfers.extend(windows.into_iter().map(Transfer::Zero));
+                Ok(())
             }
             _ => Err(invalid("a transfer that is none")),
         }
@@ -502,7 +584,7 @@ impl State {
         found.ok_or(invalid("a reservation it does not have"))
     }
 
-    fn heap(&self, heap: HeapId) -> Result<&Heap, DeviceError> {
+    pub(super) fn heap(&self, heap: HeapId) -> Result<&Heap, DeviceError> {
         let found = self.heaps.get(heap.0 as usize).and_then(Option::as_ref);
         found.ok_or(invalid("a heap it does not have"))
     }
@@ -540,31 +622,79 @@ impl State {
         Ok(space)
     }
 
-    /// A range that is mapped throughout and may be used for `wanted`.
-    pub(super) fn window(
+    /// The reservation of a range that is mapped throughout and may be used for `wanted`.
+    pub(super) fn check_mapped(
+        &self,
+        address: Address,
+        length: ByteLength,
+        wanted: Access,
+    ) -> Result<&Space, DeviceError> {
+        let space = self.check_within(address, length)?;
+        let bindings = space.memory.bindings();
+        let checked = bindings.map_or(Ok(()), |it| it.check(address.offset, length.get(), wanted));
+        checked.map_err(|denied| match denied {
+            Denied::Hole => invalid("touch a hole; map it first"),
+            Denied::Sealed => invalid("write to a sealed page; make it unique first"),
+        })?;
+        Ok(space)
+    }
+
+    /// Where such a range is in buffers: in its order, and in one piece unless kernels look pages up.
+    pub(super) fn windows(
+        &self,
+        address: Address,
+        length: ByteLength,
+        wanted: Access,
+    ) -> Result<Vec<Window>, DeviceError> {
+        let space = self.check_mapped(address, length, wanted)?;
+        let (start, length) = (address.offset, length.get());
+        match &space.memory {
+            SpaceMemory::Sparse(buffer, _) | SpaceMemory::Whole(buffer, ..) => Ok(vec![Window {
+                buffer: buffer.name(),
+                offset: start,
+                length,
+            }]),
+            SpaceMemory::Listed(_, bindings) => {
+                let places = bindings.places(start, length);
+                let window = |(place, length): (Place, u64)| {
+                    Ok(Window {
+                        buffer: self.heap(place.heap)?.whole(),
+                        offset: place.offset,
+                        length,
+                    })
+                };
+                places.map(window).collect()
+            }
+        }
+    }
+
+    /// What a kernel that works on such a range is shown: from the last byte, or entry, before it on that it may be shown.
+    pub(super) fn shown(
         &self,
         address: Address,
         length: ByteLength,
         wanted: Access,
     ) -> Result<Window, DeviceError> {
-        let space = self.check_within(address, length)?;
-        let checked = match &space.bound {
-            BoundMemory::Pages(bindings) => bindings.check(address.offset, length.get(), wanted),
-            BoundMemory::All(..) => Ok(()),
-        };
-        checked.map_err(|denied| match denied {
-            Denied::Hole => invalid("touch a hole; map it first"),
-            Denied::Sealed => invalid("write to a sealed page; make it unique first"),
-        })?;
-        Ok(Window {
-            buffer: space.buffer.name(),
-            offset: address.offset,
-            length: length.get(),
-        })
+        let space = self.check_mapped(address, length, wanted)?;
+        let (start, length) = (address.offset, length.get());
+        let skip = start % shown_alignment(&self.driver);
+        match &space.memory {
+            SpaceMemory::Sparse(buffer, _) | SpaceMemory::Whole(buffer, ..) => Ok(Window {
+                buffer: buffer.name(),
+                offset: start - skip,
+                length: length + skip,
+            }),
+            SpaceMemory::Listed(entries, _) => self.shown_entries(*entries, (start, length)),
+        }
     }
 }
 
-fn limit(what: &'static str, requested: ByteLength, limit: u64, in_use: u64) -> DeviceError {
+pub(super) fn limit(
+    what: &'static str,
+    requested: ByteLength,
+    limit: u64,
+    in_use: u64,
+) -> DeviceError {
     DeviceError::Limit {
         what,
         requested,

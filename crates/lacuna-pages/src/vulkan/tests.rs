@@ -184,10 +184,18 @@ fn wrap(device: ash::Device) -> ash::Device {
 
 /// A device whose calls can be made to fail.
 fn open() -> VulkanDevice {
-    let device =
-        Driver::open_with((None, PageTable::Shared), wrap).and_then(VulkanDevice::with_driver);
-    device.expect("a driver with sparse buffers")
+    open_with(PageTable::Device)
 }
+
+fn open_with(pages: PageTable) -> VulkanDevice {
+    let device = Driver::open_with((None, pages), wrap).and_then(VulkanDevice::with_driver);
+    let device = device.expect("a driver");
+    assert_eq!(device.page_table(), pages, "a driver with all features");
+    device
+}
+
+/// The ways in which pages come and go.
+const WITH_PAGES: [PageTable; 2] = [PageTable::Device, PageTable::Lookup];
 
 fn fail_after(calls: u32, result: vk::Result) {
     CALLS.set(0);
@@ -204,7 +212,13 @@ fn address(space: SpaceId, page: u64) -> Address {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_device_lost_in_the_middle_of_a_batch_is_a_value() {
-    let mut device = open();
+    for pages in WITH_PAGES {
+        a_device_lost_in_the_middle_of_a_batch_is_a_value_with(pages);
+    }
+}
+
+fn a_device_lost_in_the_middle_of_a_batch_is_a_value_with(pages: PageTable) {
+    let mut device = open_with(pages);
     let queue = device.queue();
     let heap = device.create_heap(ByteLength::new(4 * PAGE)).unwrap();
     let space = device.reserve(ByteLength::new(4 * PAGE)).unwrap();
@@ -282,8 +296,14 @@ fn pool_on(device: VulkanDevice) -> Pool {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_call_that_finds_no_memory_leaves_a_pool_that_works() {
+    for pages in WITH_PAGES {
+        every_call_that_finds_no_memory_leaves_a_pool_that_works_with(pages);
+    }
+}
+
+fn every_call_that_finds_no_memory_leaves_a_pool_that_works_with(pages: PageTable) {
     for calls in 0.. {
-        let device = open();
+        let device = open_with(pages);
         let pool = pool_on(device);
         fail_after(calls, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
         let result = session(&pool);
@@ -308,8 +328,14 @@ fn every_call_that_finds_no_memory_leaves_a_pool_that_works() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_device_lost_at_any_call_ends_the_session_with_an_error() {
+    for pages in WITH_PAGES {
+        a_device_lost_at_any_call_ends_the_session_with_an_error_with(pages);
+    }
+}
+
+fn a_device_lost_at_any_call_ends_the_session_with_an_error_with(pages: PageTable) {
     for calls in 0.. {
-        let device = open();
+        let device = open_with(pages);
         let pool = pool_on(device);
         fail_after(calls, vk::Result::ERROR_DEVICE_LOST);
         let result = session(&pool);

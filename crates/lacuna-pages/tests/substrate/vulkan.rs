@@ -11,12 +11,12 @@ use proptest::prelude::*;
 use crate::support::PAGE_SIZE;
 use crate::{model, storm, support};
 
-/// What of the page table of a graphics device a process was started to run the tests of every device with.
+/// How the pages of a graphics device are found in a process that was started to run the tests of every device.
 const UNDER_TEST: &str = "LACUNA_PAGES_TEST_VULKAN";
 
 const PAGE_TABLES: [(&str, PageTable); 3] = [
-    ("shared", PageTable::Shared),
-    ("unshared", PageTable::Unshared),
+    ("device", PageTable::Device),
+    ("lookup", PageTable::Lookup),
     ("unused", PageTable::Unused),
 ];
 
@@ -25,11 +25,11 @@ pub(crate) fn is_under_test() -> bool {
     std::env::var_os(UNDER_TEST).is_some()
 }
 
-/// The page table that this process was started with; all of it, if it was not.
+/// How they are found in this process; by the device's own page table, if it was not started so.
 fn page_table() -> PageTable {
     let wanted = std::env::var(UNDER_TEST).unwrap_or_default();
     let found = PAGE_TABLES.iter().find(|(name, _)| *name == wanted);
-    found.map_or(PageTable::Shared, |(_, pages)| *pages)
+    found.map_or(PageTable::Device, |(_, pages)| *pages)
 }
 
 /// The one device of this process, once more: opening a card takes tenths of a second, and hundreds of pools are
@@ -66,7 +66,7 @@ fn what_every_device_must_do_is_done() {
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn every_call_fails_once_and_nothing_has_changed() {
     // They share pages.
-    passes("faults::", &PAGE_TABLES[..1]);
+    passes("faults::", &PAGE_TABLES[..2]);
 }
 
 #[test]

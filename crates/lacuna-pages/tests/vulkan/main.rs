@@ -8,15 +8,23 @@
 mod device;
 mod pool;
 mod refusals;
+mod table;
 
 use lacuna_pages::device::{Access, Address, HeapId, HostCopies, Operation, Place, SpaceId};
-use lacuna_pages::vulkan::VulkanQueue;
+use lacuna_pages::vulkan::{PageTable, VulkanQueue};
 use lacuna_pages::{ByteLength, Device, DeviceError, VulkanDevice};
 
 const PAGE: u64 = 65_536;
 
+/// A device with its own page table, unless `LACUNA_TEST_LOOKUP` says that kernels are to look pages up.
 fn open() -> VulkanDevice {
-    VulkanDevice::open().expect("a driver with sparse buffers")
+    let pages = match std::env::var_os("LACUNA_TEST_LOOKUP") {
+        Some(_) => PageTable::Lookup,
+        None => PageTable::Device,
+    };
+    let device = VulkanDevice::open_with(pages).expect("a driver");
+    assert_eq!(device.page_table(), pages, "a driver with all features");
+    device
 }
 
 fn pages(count: u64) -> ByteLength {
