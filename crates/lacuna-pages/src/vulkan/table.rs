@@ -11,7 +11,7 @@
 //!
 //! Entries are changed by commands on the queue: what was submitted before finds pages where they were, what is submitted
 //! after where they are. The host never reads the table; it checks what kernels are shown against the reservation's
-//! [`Bindings`](super::bindings::Bindings). The table is one buffer and has four bytes for each 64 KiB of addresses, as far as
+//! [`Bindings`](crate::gpu::bindings::Bindings). The table is one buffer and has four bytes for each 64 KiB of addresses, as far as
 //! any were reserved at once; when it is full, one twice as long takes its place.
 
 use std::collections::BTreeMap;
