@@ -447,6 +447,34 @@ mod tests {
         assert_eq!(of(25, last(2)), Some(2 * 4 * MIB));
     }
 
+    /// Room for 14 MiB of rows beside 41, of which kernels reach so many bytes.
+    #[test]
+    fn kv_pages_get_no_more_than_kernels_reach() {
+        let (config, model) = (config(55 * MIB, DeviceLayers::ALL), demo());
+        let (spec, weights) = (model.spec(), model.weight_plan().clone());
+        let first = config.placed(spec);
+        let prepared = config.prepare(model.files(), spec, weights, 0, first);
+        let (cache, plan, budget) = prepared.expect("room");
+        let with = |most_heap_bytes| {
+            let placing = Placing {
+                device: &**config.device.as_ref().expect("a card"),
+                model: &model,
+                heap_bytes: 1,
+                most_heap_bytes,
+                counts: false,
+                plan: &plan,
+                budget: &budget,
+            };
+            placing.behind(cache.geometry(), 0, Rows::First)
+        };
+        let of = |most| with(most).expect("room").device.most_kv_bytes;
+        assert_eq!(of(None), Some(14 * MIB));
+        assert_eq!(of(Some(20 * MIB)), Some(14 * MIB));
+        assert_eq!(of(Some(5 * MIB)), Some(5 * MIB));
+        let refused = with(Some(1)).expect_err("the first rows take more");
+        assert!(is_want_of_memory(&refused), "{refused}");
+    }
+
     #[test]
     fn a_model_whose_last_layers_read_rows_of_others_is_cut_where_it_can_be() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))

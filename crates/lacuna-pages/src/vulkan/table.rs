@@ -284,21 +284,22 @@ impl State {
         Ok(table.window(entries.first + first, end - first))
     }
 
-    /// What kernels are shown as the heap of each number; of a number without one, memory that is there. `None` where they
-    /// look no pages up.
+    /// What kernels are shown as the heap of each number; of a number without one, the first heap, or the table where there is
+    /// none. `None` where they look no pages up.
     pub(super) fn heap_windows(&self) -> Option<impl Iterator<Item = Window>> {
         let table = self.table.as_ref()?;
-        let most = self.driver.limits.window;
-        let nothing = table.window(0, table.entries.min(most / ENTRY));
-        let heap = move |number: u32| match self.heap(HeapId(number)) {
-            Ok(heap) => Window {
+        let heap = |number: u32| {
+            let heap = self.heap(HeapId(number)).ok()?;
+            Some(Window {
                 buffer: heap.whole(),
                 offset: 0,
                 length: heap.length,
-            },
-            Err(_) => nothing,
+            })
         };
-        Some((0..heap_slots(&self.driver.limits)).map(heap))
+        let slots = 0..heap_slots(&self.driver.limits);
+        let nothing = slots.clone().find_map(heap);
+        let nothing = nothing.unwrap_or_else(|| table.window(0, table.entries));
+        Some(slots.map(move |number| heap(number).unwrap_or(nothing)))
     }
 
     /// Records commands and submits them.

@@ -35,17 +35,21 @@ fn page_table() -> PageTable {
 /// The one device of this process, once more: opening a card takes tenths of a second, and hundreds of pools are
 /// tested. So they also prove that pools of one device leave each other alone.
 pub(crate) fn open() -> VulkanDevice {
-    static DEVICE: LazyLock<VulkanDevice> = LazyLock::new(|| {
-        let device = VulkanDevice::open_with(page_table()).expect("a driver");
-        assert_eq!(
-            device.page_table(),
-            page_table(),
-            "a driver with sparse buffers"
-        );
-        assert!(device.capabilities().page_sizes.contains(&PAGE_SIZE));
-        device
-    });
+    static DEVICE: LazyLock<VulkanDevice> = LazyLock::new(|| open_with(page_table()));
     DEVICE.share()
+}
+
+/// Another one, whose pages kernels look up.
+fn open_lookup() -> VulkanDevice {
+    static DEVICE: LazyLock<VulkanDevice> = LazyLock::new(|| open_with(PageTable::Lookup));
+    DEVICE.share()
+}
+
+fn open_with(pages: PageTable) -> VulkanDevice {
+    let device = VulkanDevice::open_with(pages).expect("a driver");
+    assert_eq!(device.page_table(), pages, "a driver with all features");
+    assert!(device.capabilities().page_sizes.contains(&PAGE_SIZE));
+    device
 }
 
 /// Runs the tests of this program whose names contain `filter` in processes that have no other device, with each of the page
@@ -78,7 +82,9 @@ fn calls_that_make_no_sense_are_refused() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn after_a_storm_memory_returns_just_so() {
-    storm::storm(&Pool::new(open(), storm::config()).unwrap());
+    for device in [open(), open_lookup()] {
+        storm::storm(&Pool::new(device, storm::config()).unwrap());
+    }
 }
 
 proptest! {
@@ -89,6 +95,8 @@ proptest! {
     fn the_pool_agrees_with_the_oracle(
         steps in proptest::collection::vec(model::step(), 10_000),
     ) {
-        model::run(Pool::new(open(), model::config()).unwrap(), &steps);
+        for device in [open(), open_lookup()] {
+            model::run(Pool::new(device, model::config()).unwrap(), &steps);
+        }
     }
 }
