@@ -10,6 +10,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lacuna_engine::{DraftModel, EngineConfig, ServiceConfig};
 use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
+#[cfg(feature = "vulkan")]
+use lacuna_gpu::PageTable;
 use lacuna_models::plan::Residency;
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{ComputeDevice, Description, Loading, Model};
@@ -97,6 +99,7 @@ impl DeviceArgs {
             DeviceName::Vulkan(place) => {
                 let config = lacuna_gpu::VulkanConfig {
                     place,
+                    page_table: page_table()?,
                     ..lacuna_gpu::VulkanConfig::default()
                 };
                 let device = lacuna_gpu::Vulkan::open_with(config);
@@ -107,11 +110,32 @@ impl DeviceArgs {
                     Some(folder) => device.keeping_kernels_in(folder),
                     None => device,
                 };
-                crate::tell!("computing on {}", output::name(device.name()));
+                let pages = match device.device().page_table() {
+                    PageTable::Device => "",
+                    PageTable::Lookup => ", whose kernels look pages of KV rows up",
+                    PageTable::Unused => {
+                        ", which has no pages: KV rows have all memory from the start"
+                    }
+                };
+                crate::tell!("computing on {}{pages}", output::name(device.name()));
                 Ok(Some(Arc::new(device)))
             }
         }
     }
+}
+
+/// How pages of a Vulkan device are found at most: what the variable names, else by its own page table.
+#[cfg(feature = "vulkan")]
+fn page_table() -> Result<PageTable> {
+    const VARIABLE: &str = "LACUNA_VULKAN_PAGES";
+    let name = std::env::var(VARIABLE).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(PageTable::default());
+    }
+    let found = PageTable::ALL.into_iter().find(|it| it.name() == name);
+    let known = PageTable::ALL.map(PageTable::name).join(", ");
+    let unknown = || output::Usage(format!("{VARIABLE} is `{name}`; use one of {known}"));
+    Ok(found.ok_or_else(unknown)?)
 }
 
 /// The draft model that was named, ready to guess for a model that runs as `config` says. Before that model is opened, so

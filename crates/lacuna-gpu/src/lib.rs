@@ -1,7 +1,8 @@
-//! The forward pass on a GPU through Vulkan, over pages that its page table maps.
+//! The forward pass on a GPU through Vulkan, over pages that its page table maps, or that kernels look up in a table of ours.
 //!
 //! A [`Vulkan`] device runs the same program as the processor does, for decoders. Keys and values lie in sparse
-//! buffers of the device whose pages a pool attaches as rows arrive, so kernels read one flat range. Whatever it
+//! buffers of the device whose pages a pool attaches as rows arrive, so kernels read one flat range; where there are no such
+//! buffers, in pages that a block table lists ([`PageTable`]). Whatever it
 //! cannot do is refused when a model is opened, by name; nothing is done on the processor instead without a word, but for
 //! looking up rows of the embedding table and making tables of rotations, which is always done there, and for the first
 //! layers where a KV cache says that they are the processor's
@@ -34,3 +35,4 @@ mod self_test;
 mod weights;
 
 pub use device::{Vulkan, VulkanConfig};
+pub use lacuna_pages::vulkan::PageTable;

@@ -100,6 +100,39 @@ fn it_writes_what_the_processor_writes() {
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn pages_are_found_as_the_variable_says() {
+    let with = |pages: &str| {
+        Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(run(&["--device", "vulkan"]))
+            .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
+            .env("LACUNA_VULKAN_PAGES", pages)
+            .output()
+            .expect("the program starts")
+    };
+    let of = |pages: &str, what: &str| {
+        let output = with(pages);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && told.contains(what),
+            "{pages}: {told}"
+        );
+        let said: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        said["tokens"].clone()
+    };
+    let wanted = of("device", "computing on");
+    assert_eq!(
+        of("lookup", "whose kernels look pages of KV rows up"),
+        wanted
+    );
+    assert_eq!(of("unused", "which has no pages"), wanted);
+    let refused = with("sparse");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{told}");
+    assert!(told.contains("use one of unused, lookup, device"), "{told}");
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn what_a_driver_makes_of_kernels_is_kept_in_the_cache_folder() {
     let cache = tempfile::tempdir().expect("a folder");
     let run = || {

@@ -343,7 +343,9 @@ impl Compute {
     /// # Safety
     /// C1: `code` is valid SPIR-V for Vulkan 1.2, with products of packed bytes where [`Compute::integer_dot`] says that there
     /// are any, with a compute entry point `entry` that uses no more than
-    /// [`WINDOWS`] storage buffers of set 0, from binding 0 on, and `CONSTANT_BYTES` bytes of push constants.
+    /// [`WINDOWS`] storage buffers of set 0, from binding 0 on, of set 1 no more than the heaps where
+    /// [`Compute::looks_pages_up`], and `CONSTANT_BYTES` bytes of push constants. There it also takes what it is shown of
+    /// reservations for entries.
     pub unsafe fn kernel(&self, code: &[u8], entry: &CStr) -> Result<ComputeKernel, DeviceError> {
         let driver = &self.objects.driver;
         let words: Vec<u32> = code

@@ -98,6 +98,20 @@ pub enum PageTable {
     Device,
 }
 
+impl PageTable {
+    /// All ways, the least first.
+    pub const ALL: [Self; 3] = [Self::Unused, Self::Lookup, Self::Device];
+
+    /// The name that settings take.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unused => "unused",
+            Self::Lookup => "lookup",
+            Self::Device => "device",
+        }
+    }
+}
+
 /// The queue families a device is used through; often one and the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Families {
