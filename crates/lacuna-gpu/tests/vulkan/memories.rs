@@ -83,7 +83,12 @@ fn are_equal(path: &str, elements: KvElements) {
     let sparse = everything(open(path, elements, (PageTable::Device, "sparse")));
     for memory in MEMORIES {
         let found = everything(open(path, elements, memory));
-        assert!(found == sparse, "{path}: {memory:?}");
+        // A window lets go of no rows that are memory from the start, so more of them can be shared.
+        let same = found
+            .iter()
+            .zip(&sparse)
+            .all(|(found, sparse)| found == sparse);
+        assert!(same && found.len() >= sparse.len(), "{path}: {memory:?}");
     }
 }
 
