@@ -46,18 +46,8 @@ impl<E: Pair> Kernel for TileScores<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let (steps, per_part) = (self.steps, self.rows.queries_per_part);
         let keys = &mut self.keys[..ROWS * steps];
-        let mut sums = [[Chunk::ZERO; ROWS]; 2];
-        let mut write = |sums: &[Chunk; ROWS], first: usize| {
-            let queries = s.transpose(each!(s.splat(0.0), |row| s.load(&sums[row].0)));
-            let scores = self.scores.iter_mut().skip(first).step_by(PARTITION_CHUNKS);
-            for (query, scores) in queries[..per_part].iter().zip(scores) {
-                s.store(*query, &mut scores.0);
-            }
-        };
-        // Sums are read after the next rows are converted: they take until then.
-        let mut before = None;
-        let mut number = 0;
         for rows in self.rows.sixteens() {
+            let chunk = rows.start % PARTITION / LANES;
             for part in 0..self.rows.parts.len() {
                 let head = rows.head(part, self.copy);
                 let bytes = size_of::<E::Stored>();
@@ -68,9 +58,7 @@ impl<E: Pair> Kernel for TileScores<'_, E> {
                         s.store(s.round_pairs(self.proof, E::load(s, stored)), out);
                     }
                 }
-                if let Some(first) = before {
-                    write(&sums[(number + 1) % 2], first);
-                }
+                let mut sums = [Chunk::ZERO; ROWS];
                 self.registers.multiply(
                     steps,
                     Side {
@@ -80,19 +68,19 @@ impl<E: Pair> Kernel for TileScores<'_, E> {
                     },
                     Side::packed([&self.queries[part * steps * LANES..]]),
                     amx::Sums {
-                        lines: &mut sums[number % 2],
+                        lines: &mut sums,
                         line: 1,
                         first: [[0]],
                     },
                     true,
                 );
-                let chunk = rows.start % PARTITION / LANES;
-                before = Some(part * per_part * PARTITION_CHUNKS + chunk);
-                number += 1;
+                let queries = s.transpose(each!(s.splat(0.0), |row| s.load(&sums[row].0)));
+                let scores = &mut self.scores[part * per_part * PARTITION_CHUNKS..];
+                let scores = scores.iter_mut().skip(chunk).step_by(PARTITION_CHUNKS);
+                for (query, scores) in queries[..per_part].iter().zip(scores) {
+                    s.store(*query, &mut scores.0);
+                }
             }
-        }
-        if let Some(first) = before {
-            write(&sums[(number + 1) % 2], first);
         }
     }
 }
@@ -107,7 +95,7 @@ pub(super) struct TileValues<'a, E> {
     pub(super) copy: &'a mut [u8],
     /// ... for [`WEIGHT_LINES`] ...
     pub(super) weights: &'a mut [Chunk],
-    /// ... and for rows of two heads that are multiplied together.
+    /// ... and for rows of one head that are multiplied together.
     pub(super) values: &'a mut [[f32; LANES]],
     pub(super) sums: Sums<'a>,
     pub(super) element: PhantomData<E>,
@@ -133,11 +121,9 @@ impl<E: Pair> Kernel for TileValues<'_, E> {
                 group[len] = Some(next);
             }
             let blocks = len / 2 + 1;
-            let (values, others) = self.values.split_at_mut(TOGETHER / 2 * sums.chunks);
-            let values = [values, others];
             for part in 0..self.rows.parts.len() {
-                let lines = values[part % 2].chunks_exact_mut(ROWS / 2 * sums.chunks);
-                for (rows, out) in group[..2 * blocks].iter().zip(lines) {
+                let values = self.values.chunks_exact_mut(ROWS / 2 * sums.chunks);
+                for (rows, out) in group[..2 * blocks].iter().zip(values) {
                     let Some(rows) = rows else {
                         out.fill([0.0; LANES]);
                         continue;
@@ -152,12 +138,6 @@ impl<E: Pair> Kernel for TileValues<'_, E> {
                     };
                     have_outliers |= convert.write(s, self.copy);
                 }
-                // Those of the part before, which are written by now.
-                if part > 0 {
-                    let values = &*values[(part - 1) % 2];
-                    let first = (part - 1) * queries;
-                    sums.add_tiles(self.registers, first, self.weights, values, blocks);
-                }
                 sums.weigh(
                     s,
                     self.proof,
@@ -165,10 +145,14 @@ impl<E: Pair> Kernel for TileValues<'_, E> {
                     start,
                     &mut self.weights[..blocks * ROWS],
                 );
+                sums.add_tiles(
+                    self.registers,
+                    part * queries,
+                    self.weights,
+                    self.values,
+                    blocks,
+                );
             }
-            let last = self.rows.parts.len() - 1;
-            let values = &*values[last % 2];
-            sums.add_tiles(self.registers, last * queries, self.weights, values, blocks);
         }
         have_outliers
     }
