@@ -129,7 +129,7 @@ pub(super) enum Scored<'a> {
 
 impl Scored<'_> {
     /// Vectors of queries.
-    pub(super) fn vectors(&self) -> usize {
+    fn vectors(&self) -> usize {
         match self {
             Self::Elements { queries, keys } => queries.len() / (LANES * keys.steps),
             Self::Integers { queries, keys } => queries.len() / keys.units.len(),
@@ -140,20 +140,14 @@ impl Scored<'_> {
 /// One tile of queries and the rows of a partition: writes the states of the queries.
 pub(super) struct Tile<'a, 'b, A> {
     pub(super) arithmetic: A,
-    pub(super) scored: Scored<'a>,
+    pub(super) scores: Scores<'a, 'b>,
     pub(super) values: Values<'a>,
-    pub(super) seen: &'a Seen,
-    pub(super) cap: Option<SoftCap>,
-    /// Room for scores, `[PARTITION, vectors]` ...
-    pub(super) scores: &'a mut [Chunk],
-    /// ... for weights as they are multiplied, the same ...
+    /// Room for weights as they are multiplied, `[PARTITION, vectors]` ...
     pub(super) weights: &'a mut [Chunk],
     /// ... and for sums of values, `[elements of whole chunks, vectors]`.
     pub(super) sums: &'a mut [Chunk],
-    /// `[queries, 1 + chunks]`, of queries that exist.
-    pub(super) states: &'a mut [Chunk],
-    /// What comes next: keys, values.
-    pub(super) ahead: &'a mut [Ahead<'b>; 2],
+    /// Values that come next.
+    pub(super) ahead: &'a mut Ahead<'b>,
 }
 
 impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
@@ -163,7 +157,7 @@ impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        match self.scored.vectors() {
+        match self.scores.scored.vectors() {
             1 => self.vectors::<S, 1>(s),
             _ => self.vectors::<S, 2>(s),
         }
@@ -173,26 +167,13 @@ impl<A: Arithmetic> Kernel for Tile<'_, '_, A> {
 impl<A: Arithmetic> Tile<'_, '_, A> {
     #[inline(always)]
     fn vectors<S: Simd, const V: usize>(&mut self, s: S) {
-        match self.scored {
-            Scored::Elements { queries, keys } => self.scores::<S, V>(s, queries, keys),
-            Scored::Integers { queries, keys } => {
-                let scores = IntegerScores {
-                    queries: queries.as_chunks::<V>().0,
-                    keys,
-                    any: self.seen.any.clone(),
-                    scores: self.scores.as_chunks_mut().0,
-                    ahead: &mut self.ahead[0],
-                };
-                scores.write(s);
+        let (scores, arithmetic) = (&mut self.scores, self.arithmetic);
+        match scores.scored {
+            Scored::Elements { queries, keys } => {
+                scores.of_elements::<S, A, V>(s, arithmetic, queries, keys);
             }
+            Scored::Integers { queries, keys } => scores.of_integers::<S, V>(s, queries, keys),
         }
-        let scores = Scores {
-            seen: self.seen,
-            cap: self.cap,
-            scores: self.scores,
-            states: self.states,
-            per_query: 1 + self.values.chunks,
-        };
         scores.soften::<S, V>(s);
         match S::REGISTERS {
             Registers::Many => self.values::<S, V, 8>(s),
@@ -206,7 +187,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
     fn states<S: Simd, const V: usize>(&mut self, s: S) {
         let chunks = self.values.chunks;
         let sums = self.sums.as_chunks::<V>().0;
-        let queries = self.states.chunks_mut(LANES * (1 + chunks));
+        let queries = self.scores.states.chunks_mut(LANES * (1 + chunks));
         for (v, states) in queries.enumerate() {
             for (chunk, sums) in sums.as_chunks::<LANES>().0[..chunks].iter().enumerate() {
                 let queries = s.transpose(each!(s.splat(0.0), |d| s.load(&sums[d][v].0)));
@@ -218,21 +199,42 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
     }
 }
 
-/// The scores of a tile of queries, before they are weights.
-pub(super) struct Scores<'a> {
+/// The scores of a tile of queries, which become weights.
+pub(super) struct Scores<'a, 'b> {
+    pub(super) scored: Scored<'a>,
     pub(super) seen: &'a Seen,
     pub(super) cap: Option<SoftCap>,
-    /// `[PARTITION, vectors]`.
+    /// Room for them, `[PARTITION, vectors]`.
     pub(super) scores: &'a mut [Chunk],
-    /// Chunks of each query that exists, the first of which is its header.
+    /// `[queries, per_query]`, of queries that exist: a header, and the chunks of its values.
     pub(super) states: &'a mut [Chunk],
     pub(super) per_query: usize,
+    /// Keys that come next.
+    pub(super) ahead: &'a mut Ahead<'b>,
 }
 
-impl Scores<'_> {
+impl Scores<'_, '_> {
+    /// Writes scores of keys that are integers.
+    #[inline(always)]
+    fn of_integers<S: Simd, const V: usize>(
+        &mut self,
+        s: S,
+        queries: &[QueryBlocks],
+        keys: IntegerKeys<'_>,
+    ) {
+        let scores = IntegerScores {
+            queries: queries.as_chunks::<V>().0,
+            keys,
+            any: self.seen.any.clone(),
+            scores: self.scores.as_chunks_mut().0,
+            ahead: self.ahead,
+        };
+        scores.write(s);
+    }
+
     /// Turns scores to weights, relative to the largest of each query, and writes the headers of states.
     #[inline(always)]
-    pub(super) fn soften<S: Simd, const V: usize>(self, s: S) {
+    fn soften<S: Simd, const V: usize>(&mut self, s: S) {
         let seen = self.seen;
         let scores = self.scores.as_chunks_mut::<V>().0;
         let (none, zero) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));

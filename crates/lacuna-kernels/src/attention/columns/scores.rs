@@ -2,7 +2,7 @@
 
 use super::super::PARTITION;
 use super::super::arithmetic::Arithmetic;
-use super::{ORDER, Tile};
+use super::{ORDER, Scores};
 use crate::simd::{Chunk, LANES, Registers, Simd, each};
 
 /// Rows whose scores are computed together. With a vector of queries in two registers, sixteen registers hold the
@@ -20,23 +20,25 @@ pub(in super::super) struct Keys<'a> {
     pub(in super::super) tail: usize,
 }
 
-impl<A: Arithmetic> Tile<'_, '_, A> {
+impl Scores<'_, '_> {
+    /// Writes scores of keys that are no integers.
     #[inline(always)]
-    pub(super) fn scores<S: Simd, const V: usize>(
+    pub(super) fn of_elements<S: Simd, A: Arithmetic, const V: usize>(
         &mut self,
         s: S,
+        arithmetic: A,
         queries: &[Chunk],
         keys: Keys<'_>,
     ) {
         let Keys { rows, steps, tail } = keys;
         let scores = self.scores.as_chunks_mut::<V>().0;
         for start in self.seen.any.clone().step_by(ROWS) {
-            self.ahead[0].fetch::<S, 8>(s);
+            self.ahead.fetch::<S, 8>(s);
             // The last ones may be computed twice, or be rows that nobody needs.
             let start = start.min(PARTITION - ROWS);
             let rows = &rows[start * steps..(start + ROWS) * steps];
             let products = Products::<A, V> {
-                arithmetic: self.arithmetic,
+                arithmetic,
                 queries: queries.as_chunks().0,
                 rows: each!([].as_slice(), |r| &rows[r * steps..(r + 1) * steps]),
                 tail,

@@ -14,9 +14,7 @@ use super::super::ahead::Ahead;
 use super::super::elements::with_element;
 use super::super::pairs::{BLOCK_ROWS, BLOCKS, Pairs, WithoutOutliers};
 use super::super::rows::Head;
-use super::integers::IntegerScores;
-use super::{Keys, Scored, Scores, Seen, chunk};
-use crate::elementwise::activation::SoftCap;
+use super::{Keys, Scored, Scores, chunk};
 use crate::simd::amx::{ROWS, Side, Sums, Tiles};
 use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd, each};
 
@@ -114,22 +112,16 @@ pub(in super::super) struct QueryTile<'a, 'b> {
     pub(in super::super) registers: &'a Tiles,
     pub(in super::super) proof: Bf16Products,
     /// Of elements as [`PackTiles`] has them.
-    pub(in super::super) scored: Scored<'a>,
+    pub(in super::super) scores: Scores<'a, 'b>,
     /// `[PARTITION / 2, chunks]`.
     pub(in super::super) values: &'a [[f32; LANES]],
     pub(in super::super) chunks: usize,
-    pub(in super::super) seen: &'a Seen,
-    pub(in super::super) cap: Option<SoftCap>,
-    /// Room for scores, `[PARTITION, vectors]` ...
-    pub(in super::super) scores: &'a mut [Chunk],
-    /// ... for weights as they are multiplied, `[vectors, BLOCKS, queries]` ...
+    /// Room for weights as they are multiplied, `[vectors, BLOCKS, queries]` ...
     pub(in super::super) weights: &'a mut [Chunk],
     /// ... and for states, those of queries that do not exist among them.
     pub(in super::super) sums: &'a mut [Chunk],
-    /// `[queries, 1 + chunks]`, of queries that exist.
-    pub(in super::super) states: &'a mut [Chunk],
-    /// What comes next: keys, values.
-    pub(in super::super) ahead: &'a mut [Ahead<'b>; 2],
+    /// Values that come next.
+    pub(in super::super) ahead: &'a mut Ahead<'b>,
 }
 
 impl Kernel for QueryTile<'_, '_> {
@@ -139,7 +131,7 @@ impl Kernel for QueryTile<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        match self.scored.vectors() {
+        match self.scores.scored.vectors() {
             1 => self.vectors::<S, 1>(s),
             _ => self.vectors::<S, 2>(s),
         }
@@ -149,27 +141,13 @@ impl Kernel for QueryTile<'_, '_> {
 impl QueryTile<'_, '_> {
     #[inline(always)]
     fn vectors<S: Simd, const V: usize>(&mut self, s: S) {
-        match self.scored {
+        match self.scores.scored {
             Scored::Elements { queries, keys } => self.scores::<S, V>(s, queries, keys),
             Scored::Integers { queries, keys } => {
-                let scores = IntegerScores {
-                    queries: queries.as_chunks::<V>().0,
-                    keys,
-                    any: self.seen.any.clone(),
-                    scores: self.scores.as_chunks_mut().0,
-                    ahead: &mut self.ahead[0],
-                };
-                scores.write(s);
+                self.scores.of_integers::<S, V>(s, queries, keys);
             }
         }
-        let scores = Scores {
-            seen: self.seen,
-            cap: self.cap,
-            scores: self.scores,
-            states: self.states,
-            per_query: 1 + self.chunks,
-        };
-        scores.soften::<S, V>(s);
+        self.scores.soften::<S, V>(s);
         self.weigh::<S, V>(s);
         self.values::<S, V>(s);
     }
@@ -177,10 +155,10 @@ impl QueryTile<'_, '_> {
     /// Dot products with all keys of which some query sees one of sixteen.
     #[inline(always)]
     fn scores<S: Simd, const V: usize>(&mut self, s: S, queries: &[Chunk], keys: Keys<'_>) {
-        let end = self.seen.any.end;
-        let mut row = self.seen.any.start / ROWS * ROWS;
+        let end = self.scores.seen.any.end;
+        let mut row = self.scores.seen.any.start / ROWS * ROWS;
         while row < end {
-            self.ahead[0].fetch::<S, 16>(s);
+            self.scores.ahead.fetch::<S, 16>(s);
             row += match end - row > ROWS {
                 true => self.some_scores::<V, 2>(row, queries, &keys),
                 false => self.some_scores::<V, 1>(row, queries, &keys),
@@ -204,7 +182,7 @@ impl QueryTile<'_, '_> {
         };
         let queries: [_; V] = std::array::from_fn(|v| &queries[v * steps * LANES..]);
         let sums = Sums {
-            lines: self.scores,
+            lines: self.scores.scores,
             line: V,
             first: std::array::from_fn(|r| std::array::from_fn(|v| (row + r * ROWS) * V + v)),
         };
@@ -215,14 +193,15 @@ impl QueryTile<'_, '_> {
 
     /// The blocks of rows of which some query sees one.
     fn blocks(&self) -> Range<usize> {
-        let any = &self.seen.any;
+        let any = &self.scores.seen.any;
         any.start / BLOCK_ROWS..any.end.div_ceil(BLOCK_ROWS)
     }
 
     /// Writes weights as they are multiplied, those of a query in a line.
     #[inline(always)]
     fn weigh<S: Simd, const V: usize>(&mut self, s: S) {
-        let (any, scores) = (&self.seen.any, self.scores.as_chunks::<V>().0);
+        let any = &self.scores.seen.any;
+        let scores = self.scores.scores.as_chunks::<V>().0;
         for block in self.blocks() {
             for v in 0..V {
                 let weight = |row: usize| match any.contains(&row) {
@@ -248,12 +227,12 @@ impl QueryTile<'_, '_> {
         let (blocks, chunks) = (self.blocks(), self.chunks);
         let per_query = 1 + chunks;
         // Registers are written whole.
-        let all_exist = self.states.len() == V * LANES * per_query;
+        let all_exist = self.scores.states.len() == V * LANES * per_query;
         let mut chunk = 0;
         while chunk < chunks {
-            self.ahead[1].fetch::<S, 32>(s);
+            self.ahead.fetch::<S, 32>(s);
             let lines = match all_exist {
-                true => &mut *self.states,
+                true => &mut *self.scores.states,
                 false => &mut *self.sums,
             };
             let products = Products {
@@ -271,7 +250,7 @@ impl QueryTile<'_, '_> {
         }
         if !all_exist {
             let sums = self.sums.chunks_exact(per_query);
-            for (state, sums) in self.states.chunks_exact_mut(per_query).zip(sums) {
+            for (state, sums) in self.scores.states.chunks_exact_mut(per_query).zip(sums) {
                 state[1..].copy_from_slice(&sums[1..]);
             }
         }

@@ -42,17 +42,17 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
                 self.weigh::<S, V>(s, units);
             }
             for start in elements.clone().step_by(D) {
-                self.ahead[1].fetch::<S, 8>(s);
+                self.ahead.fetch::<S, 8>(s);
                 // The last ones may be computed twice, or be zeros behind a short row.
                 let start = start.min(elements.end.saturating_sub(D));
                 let columns = Columns::<A, V, D> {
                     arithmetic: self.arithmetic,
                     values: &self.values,
                     weights: match as_they_are {
-                        true => self.scores.as_chunks().0,
+                        true => self.scores.scores.as_chunks().0,
                         false => self.weights.as_chunks().0,
                     },
-                    seen: self.seen,
+                    seen: self.scores.seen,
                     start,
                 };
                 let sums = self.sums.as_chunks_mut().0[start..].first_chunk_mut();
@@ -67,7 +67,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
     /// place.
     #[inline(always)]
     fn weigh<S: Simd, const V: usize>(&mut self, s: S, units: Option<&[f32; PARTITION]>) {
-        let seen = self.seen;
+        let seen = self.scores.seen;
         let (any, all) = (places::<A>(&seen.any), whole_places::<A>(&seen.all));
         self.weigh_places::<S, V>(s, units, any.start..all.start, true);
         self.weigh_places::<S, V>(s, units, all.clone(), false);
@@ -84,7 +84,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
         places: Range<usize>,
         some: bool,
     ) {
-        let scores = self.scores.as_chunks::<V>().0;
+        let scores = self.scores.scores.as_chunks::<V>().0;
         let weights = self.weights.as_chunks_mut::<V>().0;
         for place in places {
             let mut rows = [[s.splat(0.0); V]; 2];
@@ -96,7 +96,7 @@ impl<A: Arithmetic> Tile<'_, '_, A> {
                         weight = s.mul(weight, s.splat(units[row]));
                     }
                     if some {
-                        weight = self.seen.keep(s, weight, row, v, s.splat(0.0));
+                        weight = self.scores.seen.keep(s, weight, row, v, s.splat(0.0));
                     }
                     rows[at][v] = weight;
                 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::super::ahead::Ahead;
 use super::super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::super::columns::{
-    IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Seen,
-    Tile, Values, packed_len, tile_queries,
+    IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Scores,
+    Seen, Tile, Values, packed_len, tile_queries,
 };
 use super::super::elements::has_units;
 use super::super::rows::{CopyIntegerKeys, CopyKeys, CopyValues, Head};
@@ -238,31 +238,29 @@ impl<'b> Partition<'_, 'b> {
             attention, task, ..
         } = *self.loaded;
         let shape = attention.shape;
-        let start = self.index * PARTITION;
-        let sight = attention.sight(task.first_token);
-        let count = self.loaded.part_queries();
-        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
+        let (count, per_query) = (self.loaded.part_queries(), shape.state_chunks());
         for part in self.loaded.parts() {
             let loaded = &mut *self.loaded;
             loaded.pack(s, part, |loaded| loaded.pack_elements(s, arithmetic, part));
             self.copy(s, arithmetic, part, rows);
-            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
-            let first = (part - task.first_part) * count;
-            let states = self.states[first * per_query..].chunks_mut(len * per_query);
+            let [keys, values] =
+                &mut [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let tiles = self.tiles::<S>();
+            let states = &mut self.states[(part - task.first_part) * count * per_query..];
             let buffers = &mut *self.loaded.buffers;
             let columns = &mut buffers.columns;
-            for (first, states) in (0..count).step_by(len).zip(states) {
-                let tile = first..count.min(first + len);
-                let visible = |query: usize| {
-                    let token = (first + query) / attention.part;
-                    sight.within(token, start, PARTITION)
-                };
-                let Some(seen) = Seen::new(tile.len(), visible) else {
-                    continue;
-                };
+            for (tile, seen) in tiles {
                 s.vectorize(Tile {
                     arithmetic,
-                    scored: columns.scoring.of::<A>(attention, tile.clone()),
+                    scores: Scores {
+                        scored: columns.scoring.of::<A>(attention, tile.clone()),
+                        seen: &seen,
+                        cap: shape.soft_cap.map(SoftCap),
+                        scores: &mut buffers.scores,
+                        states: &mut states[tile.start * per_query..tile.end * per_query],
+                        per_query,
+                        ahead: keys,
+                    },
                     values: Values {
                         rows: columns.values.rows(),
                         chunks: shape.value_chunks(),
@@ -272,16 +270,28 @@ impl<'b> Partition<'_, 'b> {
                             false => &[],
                         },
                     },
-                    seen: &seen,
-                    cap: shape.soft_cap.map(SoftCap),
-                    scores: &mut buffers.scores,
                     weights: &mut columns.weights,
                     sums: &mut columns.sums,
-                    states: &mut states[..tile.len() * per_query],
-                    ahead: &mut ahead,
+                    ahead: values,
                 });
             }
         }
+    }
+
+    /// The tiles of the queries of a part of which some see rows of the partition, and which these are.
+    pub(super) fn tiles<S: Simd>(&self) -> impl Iterator<Item = (Range<usize>, Seen)> + use<S> {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let (sight, group) = (attention.sight(task.first_token), attention.part);
+        let (count, len) = (self.loaded.part_queries(), tile_queries(S::REGISTERS));
+        let start = self.index * PARTITION;
+        (0..count).step_by(len).filter_map(move |first| {
+            let tile = first..count.min(first + len);
+            let visible = |query: usize| sight.within((first + query) / group, start, PARTITION);
+            let seen = Seen::new(tile.len(), visible)?;
+            Some((tile, seen))
+        })
     }
 
     /// Copies the keys and values that a part needs.

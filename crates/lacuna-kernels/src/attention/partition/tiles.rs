@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::arithmetic::InBf16;
-use super::super::columns::{CopyTiles, PackTiles, QueryTile, Seen, packed_len, tile_queries};
+use super::super::columns::{CopyTiles, PackTiles, QueryTile, Scores, packed_len};
 use super::super::elements::with_element;
 use super::super::pairs::AddOutliers;
 use super::super::rows::Head;
@@ -60,13 +60,15 @@ impl Partition<'_, '_> {
         let start = self.index * PARTITION;
         let sight = attention.sight(task.first_token);
         let count = self.loaded.part_queries();
-        let (len, per_query) = (tile_queries(S::REGISTERS), shape.state_chunks());
+        let per_query = shape.state_chunks();
         let registers = Tiles::new(tiles.amx, ROWS);
         for part in self.loaded.parts() {
             let loaded = &mut *self.loaded;
             loaded.pack(s, part, |loaded| loaded.pack_tiles(s, tiles, part, 0));
             self.copy_keys(s, InBf16(tiles.proof), part, rows);
-            let mut ahead = [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let [keys_ahead, values_ahead] =
+                &mut [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let tiles_of_queries = self.tiles::<S>();
             let values = Head {
                 view: attention.v,
                 head: attention.kv_head(part),
@@ -81,38 +83,36 @@ impl Partition<'_, '_> {
                 chunks: shape.value_chunks(),
                 out: columns.values.rows_mut(),
             });
-            let first = (part - task.first_part) * count;
-            let states = self.states[first * per_query..].chunks_mut(len * per_query);
-            for (first, states) in (0..count).step_by(len).zip(states) {
-                let tile = first..count.min(first + len);
-                let visible = |query: usize| {
-                    let token = (first + query) / attention.part;
-                    sight.within(token, start, PARTITION)
-                };
-                let Some(seen) = Seen::new(tile.len(), visible) else {
-                    continue;
-                };
-                let states = &mut states[..tile.len() * per_query];
+            let states = &mut self.states[(part - task.first_part) * count * per_query..];
+            for (tile, seen) in tiles_of_queries {
+                let (first, vectors) = (tile.start, tile.len().div_ceil(LANES));
+                let states = &mut states[tile.start * per_query..tile.end * per_query];
                 s.vectorize(QueryTile {
                     registers: &registers,
                     proof: tiles.proof,
-                    scored: columns.scoring.of::<InBf16>(attention, tile),
+                    scores: Scores {
+                        scored: columns.scoring.of::<InBf16>(attention, tile),
+                        seen: &seen,
+                        cap: shape.soft_cap.map(SoftCap),
+                        scores: &mut buffers.scores,
+                        states,
+                        per_query,
+                        ahead: keys_ahead,
+                    },
                     values: columns.values.rows(),
                     chunks: shape.value_chunks(),
-                    seen: &seen,
-                    cap: shape.soft_cap.map(SoftCap),
-                    scores: &mut buffers.scores,
                     weights: &mut columns.weights,
                     sums: &mut columns.sums,
-                    states,
-                    ahead: &mut ahead,
+                    ahead: values_ahead,
                 });
                 if have_outliers {
-                    let vectors = (states.len() / per_query).div_ceil(LANES);
                     let weights = &buffers.scores;
                     s.vectorize(AddOutliers {
                         head: &values,
-                        visible,
+                        visible: |query| {
+                            let token = (first + query) / attention.part;
+                            sight.within(token, start, PARTITION)
+                        },
                         weight: |query: usize, row: usize| {
                             weights[row * vectors + query / LANES].0[query % LANES]
                         },
