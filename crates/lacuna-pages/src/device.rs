@@ -41,6 +41,34 @@ pub struct HeapId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
 
+impl HeapId {
+    /// The name of what a device keeps in this place.
+    pub(crate) fn of(place: usize) -> Self {
+        Self(number(place))
+    }
+
+    /// The place.
+    pub(crate) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl SpaceId {
+    /// The name of what a device keeps in this place.
+    pub(crate) fn of(place: usize) -> Self {
+        Self(number(place))
+    }
+
+    /// The place.
+    pub(crate) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).expect("fewer than 2^32 reservations and heaps exist")
+}
+
 /// Whose memory a reservation is filled with. Most devices have one kind, their own; a
 /// [`SplitDevice`](crate::SplitDevice) has two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

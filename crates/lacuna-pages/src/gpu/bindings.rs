@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{Access, HeapId, Place};
+use crate::device::{Access, Address, HeapId, Operation, Place};
 
 /// A run of addresses bound to adjacent places of one heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,19 @@ impl Run {
     }
 }
 
+/// Where an operation changes bindings, if it does.
+pub(crate) fn changed(operation: Operation) -> Option<Address> {
+    match operation {
+        Operation::Map { address, .. }
+        | Operation::Unmap { address, .. }
+        | Operation::Protect { address, .. } => Some(address),
+        Operation::Commit { .. }
+        | Operation::Decommit { .. }
+        | Operation::Copy { .. }
+        | Operation::Zero { .. } => None,
+    }
+}
+
 /// Why a range cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
@@ -54,6 +67,28 @@ pub(crate) struct Bindings {
 }
 
 impl Bindings {
+    /// Enters an operation on this reservation; what does not change bindings is none of theirs.
+    pub(crate) fn enter(&mut self, operation: Operation) {
+        match operation {
+            Operation::Map {
+                address,
+                place,
+                length,
+                access,
+            } => self.map(address.offset, length.get(), place, access),
+            Operation::Unmap { address, length } => self.unmap(address.offset, length.get()),
+            Operation::Protect {
+                address,
+                length,
+                access,
+            } => self.protect(address.offset, length.get(), access),
+            Operation::Commit { .. }
+            | Operation::Decommit { .. }
+            | Operation::Copy { .. }
+            | Operation::Zero { .. } => {}
+        }
+    }
+
     pub(crate) fn map(&mut self, start: u64, length: u64, place: Place, access: Access) {
         self.unmap(start, length);
         let run = Run {

@@ -82,3 +82,18 @@ pub(crate) fn later(address: Address, bytes: u64) -> Address {
         ..address
     }
 }
+
+/// That more is asked for than there is of something.
+pub(crate) fn limit(
+    what: &'static str,
+    requested: ByteLength,
+    limit: u64,
+    in_use: u64,
+) -> DeviceError {
+    DeviceError::Limit {
+        what,
+        requested,
+        limit: ByteLength::new(limit),
+        in_use: ByteLength::new(in_use),
+    }
+}

@@ -51,6 +51,7 @@ use std::ptr::NonNull;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use slab::Slab;
 
 use super::{HostConfig, HugePages};
 use crate::device::{
@@ -78,8 +79,8 @@ const DEFAULT_MAP_COUNT: u64 = 65_530;
 pub struct HostDevice {
     capabilities: Capabilities,
     huge_pages: HugePages,
-    spaces: Vec<Option<Reservation>>,
-    heaps: Vec<Option<Heap>>,
+    spaces: Slab<Reservation>,
+    heaps: Slab<Heap>,
 }
 
 #[derive(Debug)]
@@ -183,8 +184,8 @@ impl HostDevice {
         let mut device = Self {
             capabilities,
             huge_pages: config.huge_pages,
-            spaces: Vec::new(),
-            heaps: Vec::new(),
+            spaces: Slab::new(),
+            heaps: Slab::new(),
         };
         device.probe(base)?;
         Ok(device)
@@ -205,21 +206,17 @@ impl HostDevice {
     }
 
     fn space_mut(&mut self, space: SpaceId) -> Result<&mut Reservation, DeviceError> {
-        let found = self.spaces.get_mut(space.0 as usize);
-        let found = found.and_then(Option::as_mut);
+        let found = self.spaces.get_mut(space.place());
         found.ok_or_else(|| invalid("a reservation it does not have"))
     }
 
     fn space(&self, space: SpaceId) -> Result<&Reservation, DeviceError> {
-        let found = self.spaces.get(space.0 as usize).and_then(Option::as_ref);
+        let found = self.spaces.get(space.place());
         found.ok_or_else(|| invalid("a reservation it does not have"))
     }
 
     fn heap(&self, place: Place, length: ByteLength) -> Result<&Heap, DeviceError> {
-        let found = self
-            .heaps
-            .get(place.heap.0 as usize)
-            .and_then(Option::as_ref);
+        let found = self.heaps.get(place.heap.place());
         let heap = found.ok_or_else(|| invalid("a heap it does not have"))?;
         match place.offset.checked_add(length.get()) {
             Some(end) if end <= heap.length.get() => Ok(heap),
@@ -456,14 +453,11 @@ unsafe impl Device for HostDevice {
             HugePages::Collapse => reserve_aligned(size),
         };
         let base = base.map_err(|errno| address_space("mmap(PROT_NONE)", errno, length))?;
-        Ok(SpaceId(insert(
-            &mut self.spaces,
-            Reservation {
-                guard: None,
-                base,
-                length,
-            },
-        )))
+        Ok(SpaceId::of(self.spaces.insert(Reservation {
+            guard: None,
+            base,
+            length,
+        })))
     }
 
     fn release(&mut self, space: SpaceId, _after: Fence) -> Result<Fence, DeviceError> {
@@ -475,7 +469,7 @@ unsafe impl Device for HostDevice {
         // so no slice of it exists.
         unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) }
             .map_err(|errno| address_space("munmap", errno, *length))?;
-        self.spaces[space.0 as usize] = None;
+        self.spaces.try_remove(space.place());
         Ok(Fence::DONE)
     }
 
@@ -498,7 +492,7 @@ unsafe impl Device for HostDevice {
             contents: Contents::Memory,
             lost: false,
         };
-        Ok(HeapId(insert(&mut self.heaps, heap)))
+        Ok(HeapId::of(self.heaps.insert(heap)))
     }
 
     fn open_heap(&mut self, part: FilePart) -> Result<HeapId, DeviceError> {
@@ -518,23 +512,23 @@ unsafe impl Device for HostDevice {
             contents: Contents::File,
             lost: false,
         };
-        Ok(HeapId(insert(&mut self.heaps, heap)))
+        Ok(HeapId::of(self.heaps.insert(heap)))
     }
 
     fn has_lost_files(&self) -> bool {
-        let guards = self.spaces.iter().flatten().flat_map(|space| &space.guard);
+        let guards = self.spaces.iter().flat_map(|(_, space)| &space.guard);
         // The rest of the page that a shortened file ends in reads as zeros, and nothing faults.
         let lost = |heap: &Heap| {
             let end = heap.start + heap.length.get();
             let shorter = || heap.file.metadata().is_ok_and(|file| file.len() < end);
             heap.contents == Contents::File && (heap.lost || shorter())
         };
-        guards.into_iter().any(Guard::is_lost) || self.heaps.iter().flatten().any(lost)
+        guards.into_iter().any(Guard::is_lost) || self.heaps.iter().any(|(_, heap)| lost(heap))
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
-        let slot = self.heaps.get_mut(heap.0 as usize).and_then(Option::take);
-        slot.map(drop)
+        let heap = self.heaps.try_remove(heap.place());
+        heap.map(drop)
             .ok_or_else(|| invalid("a heap it does not have"))
     }
 
@@ -546,7 +540,7 @@ unsafe impl Device for HostDevice {
         }) = applied
         {
             // Which one it was does not matter: whoever asks lets go of all.
-            for heap in self.heaps.iter_mut().flatten() {
+            for (_, heap) in &mut self.heaps {
                 heap.lost = heap.contents == Contents::File;
             }
         }
@@ -565,7 +559,7 @@ unsafe impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        for reservation in self.spaces.drain(..).flatten() {
+        for reservation in self.spaces.drain() {
             let Reservation {
                 guard,
                 base,
@@ -576,18 +570,6 @@ impl Drop for HostDevice {
             let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) };
         }
     }
-}
-
-fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
-    let index = slots
-        .iter()
-        .position(Option::is_none)
-        .unwrap_or(slots.len());
-    if index == slots.len() {
-        slots.push(None);
-    }
-    slots[index] = Some(value);
-    u32::try_from(index).expect("fewer than 2^32 mappings and descriptors exist")
 }
 
 /// Address space for `size` bytes, wherever the kernel likes.
@@ -742,16 +724,6 @@ mod tests {
         });
         assert_eq!(interrupted_twice, Ok(3));
         assert_eq!(retry(|| Err::<(), _>(Errno::IO)), Err(Errno::IO));
-    }
-
-    #[test]
-    fn numbers_that_came_free_are_given_again() {
-        let mut slots = Vec::new();
-        assert_eq!([0; 3].map(|zero| insert(&mut slots, zero)), [0, 1, 2]);
-        slots[1] = None;
-        assert_eq!(insert(&mut slots, 7), 1);
-        assert_eq!(insert(&mut slots, 8), 3);
-        assert_eq!(slots, [Some(0), Some(7), Some(0), Some(8)]);
     }
 
     #[test]

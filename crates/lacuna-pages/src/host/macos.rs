@@ -61,6 +61,7 @@ use mach2::vm_statistics::{VM_FLAGS_ANYWHERE, VM_FLAGS_FIXED, VM_FLAGS_OVERWRITE
 use mach2::{mach_port, traps, vm};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use slab::Slab;
 
 use super::{HostConfig, HugePages};
 use crate::device::{
@@ -85,8 +86,8 @@ pub struct HostDevice {
     capabilities: Capabilities,
     /// The system's own page, in bytes.
     page: u64,
-    spaces: Vec<Option<Reservation>>,
-    heaps: Vec<Option<Heap>>,
+    spaces: Slab<Reservation>,
+    heaps: Slab<Heap>,
 }
 
 /// A memory object, and where all of it is mapped for the device's own use.
@@ -270,8 +271,8 @@ impl HostDevice {
         let mut device = Self {
             capabilities,
             page: base.bytes(),
-            spaces: Vec::new(),
-            heaps: Vec::new(),
+            spaces: Slab::new(),
+            heaps: Slab::new(),
         };
         device.probe(base)?;
         Ok(device)
@@ -297,7 +298,7 @@ impl HostDevice {
     }
 
     fn space(&self, space: SpaceId) -> Result<&Reservation, DeviceError> {
-        let found = self.spaces.get(space.0 as usize).and_then(Option::as_ref);
+        let found = self.spaces.get(space.place());
         found.ok_or_else(|| invalid("a reservation it does not have"))
     }
 
@@ -307,9 +308,8 @@ impl HostDevice {
         place: Place,
         length: ByteLength,
     ) -> Result<(&Heap, NonNull<u8>), DeviceError> {
-        let found = self.heaps.get(place.heap.0 as usize);
-        let heap = found.and_then(Option::as_ref);
-        let heap = heap.ok_or_else(|| invalid("a heap it does not have"))?;
+        let found = self.heaps.get(place.heap.place());
+        let heap = found.ok_or_else(|| invalid("a heap it does not have"))?;
         check(place.offset, length, self.page)?;
         let end = place.offset.checked_add(length.get());
         if end.is_none_or(|end| end > heap.length.get()) {
@@ -437,10 +437,9 @@ unsafe impl Device for HostDevice {
         let base = pointer
             .and_then(|pointer| NonNull::new(pointer.cast()).ok_or(Errno::NOMEM))
             .map_err(|errno| address_space(CALL, errno, length))?;
-        Ok(SpaceId(insert(
-            &mut self.spaces,
-            Reservation { base, length },
-        )))
+        Ok(SpaceId::of(
+            self.spaces.insert(Reservation { base, length }),
+        ))
     }
 
     fn release(&mut self, space: SpaceId, _after: Fence) -> Result<Fence, DeviceError> {
@@ -449,18 +448,18 @@ unsafe impl Device for HostDevice {
         // so no slice of it exists.
         unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) }
             .map_err(|errno| address_space("munmap", errno, length))?;
-        self.spaces[space.0 as usize] = None;
+        self.spaces.try_remove(space.place());
         Ok(Fence::DONE)
     }
 
     fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
         check(0, length, self.page)?;
-        Ok(HeapId(insert(&mut self.heaps, Heap::new(length)?)))
+        Ok(HeapId::of(self.heaps.insert(Heap::new(length)?)))
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
-        let slot = self.heaps.get_mut(heap.0 as usize).and_then(Option::take);
-        slot.map(drop)
+        let heap = self.heaps.try_remove(heap.place());
+        heap.map(drop)
             .ok_or_else(|| invalid("a heap it does not have"))
     }
 
@@ -484,7 +483,7 @@ unsafe impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        for Reservation { base, length } in self.spaces.drain(..).flatten() {
+        for Reservation { base, length } in self.spaces.drain() {
             // SAFETY: H2. A refusal leaks address space, which is all a destructor can do.
             let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) };
         }
@@ -513,18 +512,6 @@ fn behave(
     let code =
         unsafe { vm::mach_vm_behavior_set(traps::mach_task_self(), at, length.get(), behavior) };
     done("mach_vm_behavior_set", code, length)
-}
-
-fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
-    let index = slots
-        .iter()
-        .position(Option::is_none)
-        .unwrap_or(slots.len());
-    if index == slots.len() {
-        slots.push(None);
-    }
-    slots[index] = Some(value);
-    u32::try_from(index).expect("fewer than 2^32 mappings and objects exist")
 }
 
 fn protection(access: Access) -> vm_prot_t {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use objc2_foundation::NSRange;
 use objc2_metal::{MTL4UpdateSparseBufferMappingOperation, MTLSparseTextureMappingMode};
+use slab::Slab;
 
 use super::driver::{Change, Driver, Queue};
 use super::frames::{Frame, Frames, Window};
@@ -14,8 +15,9 @@ use super::objects::{Heap, Space};
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
-use crate::gpu::bindings::Denied;
+use crate::gpu::bindings::{Denied, changed};
 use crate::gpu::phases::{Bind, Kind, coalesce, phases};
+use crate::gpu::words::limit;
 use crate::units::ByteLength;
 
 /// Something given back that the queue may still use.
@@ -36,8 +38,8 @@ pub(super) struct State {
     pub(super) driver: Arc<Driver>,
     pub(super) queue: Queue,
     pub(super) frames: Frames,
-    spaces: Vec<Option<Space>>,
-    heaps: Vec<Option<Heap>>,
+    spaces: Slab<Space>,
+    heaps: Slab<Heap>,
     kernels: Option<Arc<Kernels>>,
     retired: Vec<(Fence, Retired)>,
     /// Bytes of memory in heaps, retired ones included.
@@ -64,8 +66,8 @@ impl State {
             driver,
             queue,
             frames: Frames::default(),
-            spaces: Vec::new(),
-            heaps: Vec::new(),
+            spaces: Slab::new(),
+            heaps: Slab::new(),
             kernels: None,
             retired: Vec::new(),
             allocated: 0,
@@ -98,15 +100,15 @@ impl State {
         let size = size.ok_or(limit("a single reservation", length, most, 0))?;
         let space = Space::new(&self.driver.device, size)?;
         self.queue.add_resident(space.allocation());
-        Ok(SpaceId(insert(&mut self.spaces, space)))
+        Ok(SpaceId::of(self.spaces.insert(space)))
     }
 
     pub(super) fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
         self.check_fence(after)?;
         self.drop_retired()?;
-        let slot = self.spaces.get_mut(space.0 as usize);
-        let space = slot
-            .and_then(Option::take)
+        let space = self
+            .spaces
+            .try_remove(space.place())
             .ok_or(invalid("a reservation it does not have"))?;
         Ok(self.retire(Retired::Space(space)))
     }
@@ -142,18 +144,18 @@ impl State {
             self.retire(Retired::Heap(heap));
             return Err(error);
         }
-        Ok(HeapId(insert(&mut self.heaps, heap)))
+        Ok(HeapId::of(self.heaps.insert(heap)))
     }
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.drop_retired()?;
-        let mut spaces = self.spaces.iter().flatten();
-        if spaces.any(|space| space.bindings.names(heap)) {
+        let mut spaces = self.spaces.iter();
+        if spaces.any(|(_, space)| space.bindings.names(heap)) {
             return Err(invalid("give a heap back that is still mapped"));
         }
-        let slot = self.heaps.get_mut(heap.0 as usize);
-        let heap = slot
-            .and_then(Option::take)
+        let heap = self
+            .heaps
+            .try_remove(heap.place())
             .ok_or(invalid("a heap it does not have"))?;
         self.retire(Retired::Heap(heap));
         Ok(())
@@ -281,29 +283,12 @@ impl State {
         }))
     }
 
+    /// Enters an operation that was queued.
     fn record(&mut self, operation: Operation) {
-        let (Operation::Map { address, .. }
-        | Operation::Unmap { address, .. }
-        | Operation::Protect { address, .. }) = operation
-        else {
-            return;
-        };
-        let Some(space) = self.spaces[address.space.0 as usize].as_mut() else {
-            return;
-        };
-        let (bindings, start) = (&mut space.bindings, address.offset);
-        match operation {
-            Operation::Map {
-                place,
-                length,
-                access,
-                ..
-            } => bindings.map(start, length.get(), place, access),
-            Operation::Unmap { length, .. } => bindings.unmap(start, length.get()),
-            Operation::Protect { length, access, .. } => {
-                bindings.protect(start, length.get(), access);
-            }
-            _ => {}
+        let space =
+            changed(operation).and_then(|address| self.spaces.get_mut(address.space.place()));
+        if let Some(space) = space {
+            space.bindings.enter(operation);
         }
     }
 
@@ -349,11 +334,15 @@ impl State {
     // Checks.
 
     pub(super) fn space(&self, space: SpaceId) -> Result<&Space, DeviceError> {
-        found(&self.spaces, space.0).ok_or(invalid("a reservation it does not have"))
+        self.spaces
+            .get(space.place())
+            .ok_or(invalid("a reservation it does not have"))
     }
 
     fn heap(&self, heap: HeapId) -> Result<&Heap, DeviceError> {
-        found(&self.heaps, heap.0).ok_or(invalid("a heap it does not have"))
+        self.heaps
+            .get(heap.place())
+            .ok_or(invalid("a heap it does not have"))
     }
 
     /// A range of whole pages within its heap.
@@ -414,8 +403,8 @@ impl State {
 
 /// `binds` as Metal wants them: of one buffer and one heap, or none, at a time.
 fn changes<'a>(
-    spaces: &'a [Option<Space>],
-    heaps: &'a [Option<Heap>],
+    spaces: &'a Slab<Space>,
+    heaps: &'a Slab<Heap>,
     tile: u64,
     mut binds: Vec<Bind>,
 ) -> Result<Vec<Change<'a>>, DeviceError> {
@@ -425,11 +414,13 @@ fn changes<'a>(
         binds.chunk_by(|left, right| left.space == right.space && heap_of(left) == heap_of(right));
     let mut changes = Vec::new();
     for group in groups {
-        let space = found(spaces, group[0].space.0);
+        let space = spaces.get(group[0].space.place());
         let space = space.ok_or(invalid("a reservation it does not have"))?;
         let heap = match heap_of(&group[0]) {
             Some(heap) => {
-                let heap = found(heaps, heap.0).ok_or(invalid("a heap it does not have"))?;
+                let heap = heaps
+                    .get(heap.place())
+                    .ok_or(invalid("a heap it does not have"))?;
                 Some(&*heap.heap.0)
             }
             None => None,
@@ -463,29 +454,6 @@ fn operation(
         bufferRange: NSRange::new(tiles(start), tiles(length)),
         heapOffset: place.map_or(0, tiles),
     }
-}
-
-fn limit(what: &'static str, requested: ByteLength, limit: u64, in_use: u64) -> DeviceError {
-    DeviceError::Limit {
-        what,
-        requested,
-        limit: ByteLength::new(limit),
-        in_use: ByteLength::new(in_use),
-    }
-}
-
-fn found<T>(slots: &[Option<T>], index: u32) -> Option<&T> {
-    slots.get(index as usize).and_then(Option::as_ref)
-}
-
-fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
-    let free = slots.iter().position(Option::is_none);
-    let index = free.unwrap_or(slots.len());
-    if index == slots.len() {
-        slots.push(None);
-    }
-    slots[index] = Some(value);
-    u32::try_from(index).expect("fewer than 2^32 buffers and heaps exist")
 }
 
 #[cfg(test)]

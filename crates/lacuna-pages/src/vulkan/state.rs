@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ash::vk;
+use slab::Slab;
 
 use super::driver::{Driver, Queue};
 use super::frames::{Frames, Window};
@@ -15,8 +16,9 @@ use super::table::{LISTED_PAGE, MOST_HEAP_BYTES, Table, heap_slots, shown_alignm
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
-use crate::gpu::bindings::{Bindings, Denied};
+use crate::gpu::bindings::{Bindings, Denied, changed};
 use crate::gpu::phases::{Bind, Kind, coalesce, phases};
+use crate::gpu::words::limit;
 use crate::units::{ByteLength, PageSize};
 
 /// Something given back that the queue may still use, and its bytes.
@@ -45,8 +47,8 @@ pub(super) struct State {
     pub(super) driver: Arc<Driver>,
     pub(super) queue: Queue,
     pub(super) frames: Frames,
-    spaces: Vec<Option<Space>>,
-    heaps: Vec<Option<Heap>>,
+    spaces: Slab<Space>,
+    heaps: Slab<Heap>,
     /// How often heaps, or the table, came and went: what shows them to kernels is made anew then.
     pub(super) heap_changes: u64,
     /// Where kernels look pages up, if they do.
@@ -86,8 +88,8 @@ impl State {
             driver,
             queue,
             frames: Frames::default(),
-            spaces: Vec::new(),
-            heaps: Vec::new(),
+            spaces: Slab::new(),
+            heaps: Slab::new(),
             heap_changes: 0,
             table: None,
             kernels: None,
@@ -147,7 +149,7 @@ impl State {
             },
         };
         self.reserved += size;
-        Ok(SpaceId(insert(&mut self.spaces, space)))
+        Ok(SpaceId::of(self.spaces.insert(space)))
     }
 
     /// Bytes of all reservations together, and of a single one.
@@ -186,7 +188,7 @@ impl State {
             self.retire(Retired::Space(space, size));
             return Err(error);
         }
-        Ok(SpaceId(insert(&mut self.spaces, space)))
+        Ok(SpaceId::of(self.spaces.insert(space)))
     }
 
     /// A buffer with memory of its own, in the account, and the bytes of that.
@@ -215,9 +217,9 @@ impl State {
     pub(super) fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
         self.check_fence(after)?;
         self.drop_retired()?;
-        let slot = self.spaces.get_mut(space.0 as usize);
-        let space = slot
-            .and_then(Option::take)
+        let space = self
+            .spaces
+            .try_remove(space.place())
             .ok_or(invalid("a reservation it does not have"))?;
         if let SpaceMemory::Listed(entries, _) = space.memory {
             self.give_entries(entries);
@@ -239,7 +241,7 @@ impl State {
             return Err(limit("a single heap", length, most, 0));
         }
         if let Some(slots) = self.heap_limit() {
-            let count = self.heaps.iter().flatten().count() as u64;
+            let count = self.heaps.len() as u64;
             if count >= slots {
                 let bytes = |heaps: u64| heaps.saturating_mul(size);
                 let what = "memory in heaps of that length";
@@ -256,7 +258,7 @@ impl State {
         let heap = Heap::new(&self.driver, size, self.memory_types)?;
         self.allocated += size;
         self.heap_changes += 1;
-        Ok(HeapId(insert(&mut self.heaps, heap)))
+        Ok(HeapId::of(self.heaps.insert(heap)))
     }
 
     /// The most heaps that there may be at once, if that is limited.
@@ -329,13 +331,13 @@ impl State {
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.drop_retired()?;
-        let mut bindings = self.spaces.iter().flatten();
-        if bindings.any(|space| space.memory.bindings().is_some_and(|it| it.names(heap))) {
+        let mut spaces = self.spaces.iter();
+        if spaces.any(|(_, space)| space.memory.bindings().is_some_and(|it| it.names(heap))) {
             return Err(invalid("give a heap back that is still mapped"));
         }
-        let slot = self.heaps.get_mut(heap.0 as usize);
-        let heap = slot
-            .and_then(Option::take)
+        let heap = self
+            .heaps
+            .try_remove(heap.place())
             .ok_or(invalid("a heap it does not have"))?;
         let length = heap.length;
         self.heap_changes += 1;
@@ -504,31 +506,10 @@ impl State {
 
     /// Enters an operation that was queued.
     fn note(&mut self, operation: Operation) {
-        let (Operation::Map { address, .. }
-        | Operation::Unmap { address, .. }
-        | Operation::Protect { address, .. }) = operation
-        else {
-            return;
-        };
-        let Some(space) = self.spaces[address.space.0 as usize].as_mut() else {
-            return;
-        };
-        let Some(bindings) = space.memory.bindings_mut() else {
-            return;
-        };
-        let start = address.offset;
-        match operation {
-            Operation::Map {
-                place,
-                length,
-                access,
-                ..
-            } => bindings.map(start, length.get(), place, access),
-            Operation::Unmap { length, .. } => bindings.unmap(start, length.get()),
-            Operation::Protect { length, access, .. } => {
-                bindings.protect(start, length.get(), access);
-            }
-            _ => {}
+        let space =
+            changed(operation).and_then(|address| self.spaces.get_mut(address.space.place()));
+        if let Some(bindings) = space.and_then(|space| space.memory.bindings_mut()) {
+            bindings.enter(operation);
         }
     }
 
@@ -580,12 +561,12 @@ impl State {
     // Checks.
 
     pub(super) fn space(&self, space: SpaceId) -> Result<&Space, DeviceError> {
-        let found = self.spaces.get(space.0 as usize).and_then(Option::as_ref);
+        let found = self.spaces.get(space.place());
         found.ok_or(invalid("a reservation it does not have"))
     }
 
     pub(super) fn heap(&self, heap: HeapId) -> Result<&Heap, DeviceError> {
-        let found = self.heaps.get(heap.0 as usize).and_then(Option::as_ref);
+        let found = self.heaps.get(heap.place());
         found.ok_or(invalid("a heap it does not have"))
     }
 
@@ -687,28 +668,4 @@ impl State {
             SpaceMemory::Listed(entries, _) => self.shown_entries(*entries, (start, length)),
         }
     }
-}
-
-pub(super) fn limit(
-    what: &'static str,
-    requested: ByteLength,
-    limit: u64,
-    in_use: u64,
-) -> DeviceError {
-    DeviceError::Limit {
-        what,
-        requested,
-        limit: ByteLength::new(limit),
-        in_use: ByteLength::new(in_use),
-    }
-}
-
-fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
-    let free = slots.iter().position(Option::is_none);
-    let index = free.unwrap_or(slots.len());
-    if index == slots.len() {
-        slots.push(None);
-    }
-    slots[index] = Some(value);
-    u32::try_from(index).expect("fewer than 2^32 buffers and heaps exist")
 }

@@ -23,9 +23,10 @@ use super::invalid;
 use super::objects::{Buffer, Memory, Space, SpaceMemory};
 use super::open::{Limits, PageTable};
 use super::queue::take_frame;
-use super::state::{Retired, State, limit};
+use super::state::{Retired, State};
 use crate::device::{DeviceError, Fence, HeapId};
 use crate::gpu::phases::Bind;
+use crate::gpu::words::limit;
 use crate::units::{ByteLength, PageSize};
 
 /// Bytes of addresses that an entry stands for; kernels know it too (`lookup/heaps.wgsl`). No KV cache has smaller pages, and
