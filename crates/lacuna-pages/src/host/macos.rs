@@ -267,6 +267,7 @@ impl HostDevice {
             commitment: Commitment::PerPage,
             batch_cost: BatchCost::Operations,
             mapping_limit: None,
+            heap_limit: None,
         };
         let mut device = Self {
             capabilities,

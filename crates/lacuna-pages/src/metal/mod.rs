@@ -111,6 +111,7 @@ impl MetalDevice {
             commitment: Commitment::PerHeap,
             batch_cost: BatchCost::Call,
             mapping_limit: None,
+            heap_limit: None,
         };
         let state = Mutex::new(State::new(Arc::clone(&driver), queue));
         Ok(Self {
