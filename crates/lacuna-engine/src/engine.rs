@@ -434,6 +434,7 @@ fn sample(
 ) -> Result<u32, NotFinite> {
     match row {
         Row::Likeliest(likeliest) => token_of(likeliest),
+        Row::TopK(tokens) => sampler.sample_few(tokens, candidates),
         Row::Logits(logits) => {
             row::check_finite(logits)?;
             Ok(sampler.sample_without(barred, logits, history, candidates))
@@ -675,8 +676,8 @@ impl Engine {
         taken: &mut Vec<Taken>,
     ) -> Result<(), EngineError> {
         let begun = Instant::now();
-        let enough = session.sampler.takes_likeliest() && transcript.bars_nothing();
-        let wanted = Wanted::of(enough);
+        let wanted = session.sampler.wanted();
+        let wanted = wanted.or_logits(!transcript.bars_nothing());
         let segment = session.drafted();
         let rows = segment.tokens.len();
         let memory = (&mut self.executor, &mut self.scratch);
@@ -732,7 +733,8 @@ impl Engine {
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         self.prepare_rows(&mut session.sequence, chunk.len())?;
         self.model.expect(&session.tokens[chunk.end..]);
-        let enough = session.sampler.takes_likeliest() && self.barred.is_empty();
+        let wanted = session.sampler.wanted();
+        let wanted = wanted.or_logits(!self.barred.is_empty());
         let tokens = &session.tokens[chunk.clone()];
         let segment = Segment {
             tokens,
@@ -740,7 +742,7 @@ impl Engine {
             logits: rows,
             images: &session.images,
         };
-        let (memory, wanted) = ((&mut self.executor, &mut self.scratch), Wanted::of(enough));
+        let memory = (&mut self.executor, &mut self.scratch);
         let (rows, features) = pass(&self.model, &self.cpu, memory, &mut [segment], wanted)?;
         session.hear(features);
         let (sampler, history) = (&mut session.sampler, &session.tokens);

@@ -110,10 +110,25 @@ pub(crate) fn top(row: &[f32], count: usize, maxima: &mut Vec<f32>, list: &mut V
     list.truncate(count);
 }
 
+/// The same, as a device gives them.
+#[cfg(test)]
+pub(crate) fn top_k(row: &[f32], count: usize) -> Vec<lacuna_models::TokenLogit> {
+    let mut list = Vec::new();
+    top(row, count, &mut Vec::new(), &mut list);
+    let tokens = list.into_iter();
+    let tokens = tokens.map(|Candidate { token, score }| lacuna_models::TokenLogit {
+        token,
+        logit: score,
+    });
+    tokens.collect()
+}
+
 /// Moves the `count` highest to the front, from the highest down, ties in token order.
 pub(crate) fn sort_head(list: &mut [Candidate], count: usize) {
+    // Zeros of both signs are a tie: plus zero, they are alike.
+    let order = |a: f32, b: f32| (a + 0.0).total_cmp(&(b + 0.0));
     let by_score =
-        |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token));
+        |a: &Candidate, b: &Candidate| order(b.score, a.score).then(a.token.cmp(&b.token));
     if count < list.len() {
         list.select_nth_unstable_by(count, by_score);
     }

@@ -1,7 +1,7 @@
 //! What the scheduler needs of a model: the seam at which a simulation puts one without arithmetic.
 
 use lacuna_kv::KvCache;
-use lacuna_models::{BatchLimits, Likeliest, RowReads, Segment};
+use lacuna_models::{BatchLimits, Likeliest, RowReads, Segment, TokenLogit};
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
@@ -19,21 +19,23 @@ pub(crate) struct Pass<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
 }
 
-/// What is needed of the rows of a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is needed of the rows of a pass. What comes later does for what comes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Wanted {
+    /// Their likeliest tokens.
+    Likeliest,
+    /// So many of their likeliest tokens, with logits.
+    TopK(usize),
     /// Their logits.
     Logits,
-    /// Their likeliest tokens: logits do too.
-    Likeliest,
 }
 
 impl Wanted {
-    /// What is needed where likeliest tokens are `enough`, or not.
-    pub(crate) fn of(enough: bool) -> Self {
-        match enough {
-            true => Self::Likeliest,
-            false => Self::Logits,
+    /// The same, or logits where these are `needed`.
+    pub(crate) fn or_logits(self, needed: bool) -> Self {
+        match needed {
+            true => Self::Logits,
+            false => self,
         }
     }
 }
@@ -45,6 +47,8 @@ pub(crate) enum Rows<'a> {
     Logits(&'a [f32], usize),
     /// Their likeliest tokens.
     Likeliest(&'a [Likeliest]),
+    /// So many of their likeliest tokens, the likeliest first.
+    TopK(&'a [TokenLogit], usize),
 }
 
 /// One of them.
@@ -54,6 +58,8 @@ pub(crate) enum Row<'a> {
     Logits(&'a [f32]),
     /// Its likeliest token.
     Likeliest(Likeliest),
+    /// Some of its likeliest tokens, the likeliest first.
+    TopK(&'a [TokenLogit]),
 }
 
 impl<'a> Rows<'a> {
@@ -71,6 +77,10 @@ impl<'a> Rows<'a> {
                 let (first, rest) = tokens.split_at(count);
                 (Self::Likeliest(first), Self::Likeliest(rest))
             }
+            Self::TopK(tokens, width) => {
+                let (first, rest) = tokens.split_at(count * width);
+                (Self::TopK(first, width), Self::TopK(rest, width))
+            }
         }
     }
 
@@ -79,6 +89,7 @@ impl<'a> Rows<'a> {
         match self {
             Self::Logits(logits, width) => logits.len() / width,
             Self::Likeliest(tokens) => tokens.len(),
+            Self::TopK(tokens, width) => tokens.len() / width,
         }
     }
 
@@ -87,6 +98,7 @@ impl<'a> Rows<'a> {
         (0..self.len()).map(move |row| match self {
             Self::Logits(logits, width) => Row::Logits(&logits[row * width..][..width]),
             Self::Likeliest(tokens) => Row::Likeliest(tokens[row]),
+            Self::TopK(tokens, width) => Row::TopK(&tokens[row * width..][..width]),
         })
     }
 
@@ -94,7 +106,7 @@ impl<'a> Rows<'a> {
     pub(crate) fn logits(self) -> impl Iterator<Item = &'a [f32]> {
         self.iter().filter_map(|row| match row {
             Row::Logits(logits) => Some(logits),
-            Row::Likeliest(_) => None,
+            Row::Likeliest(_) | Row::TopK(_) => None,
         })
     }
 }
@@ -120,11 +132,16 @@ pub(crate) trait ModelRunner: Send {
     /// [`EngineError`] before anything is computed.
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError>;
 
-    /// The same, where the likeliest token of each row is all that is needed of it: rows may be these.
+    /// The same, where what is `wanted` of each row is all that is needed of it: rows may be that.
     ///
     /// # Errors
     /// As [`ModelRunner::forward`].
-    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+    fn forward_for(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<Pass<'_>, EngineError> {
+        let _ = wanted;
         self.forward(segments)
     }
 
@@ -259,8 +276,12 @@ impl ModelRunner for Engine {
         Self::forward(self, segments, Wanted::Logits)
     }
 
-    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
-        Self::forward(self, segments, Wanted::Likeliest)
+    fn forward_for(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<Pass<'_>, EngineError> {
+        Self::forward(self, segments, wanted)
     }
 
     fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {

@@ -6,11 +6,13 @@
 use std::collections::TryReserveError;
 use std::sync::Arc;
 
-use lacuna_models::RecommendedSampling;
+use lacuna_models::{RecommendedSampling, TokenLogit};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::error::NotFinite;
 use crate::row::{self, Candidate, sort_head};
+use crate::runner::Wanted;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, PartialEq)]
@@ -277,14 +279,49 @@ impl Sampler {
         token
     }
 
-    /// Whether it takes the likeliest token of every row as the model gives it, the first of several.
-    pub(crate) fn takes_likeliest(&self) -> bool {
+    /// What it needs of every row as the model gives it: of several tokens that are as likely, the first.
+    pub(crate) fn wanted(&self) -> Wanted {
         let Sampling {
             penalties,
             logit_bias,
+            top_k,
             ..
         } = &self.sampling;
-        self.is_greedy() && !penalties.apply_at_all() && logit_bias.is_empty()
+        let wanted = match self.is_greedy() {
+            true => Wanted::Likeliest,
+            false if self.narrows() => Wanted::TopK(*top_k),
+            false => Wanted::Logits,
+        };
+        wanted.or_logits(penalties.apply_at_all() || !logit_bias.is_empty())
+    }
+
+    /// The next token, from what it [needs](Sampler::wanted) of a row, or more of the likeliest tokens, the likeliest
+    /// first.
+    ///
+    /// # Errors
+    /// [`NotFinite`] for a row that none is to be chosen from.
+    pub(crate) fn sample_few(
+        &mut self,
+        likeliest: &[TokenLogit],
+        candidates: &mut Candidates,
+    ) -> Result<u32, NotFinite> {
+        let (Some(first), list) = (likeliest.first(), &mut candidates.list) else {
+            return Ok(0);
+        };
+        if !first.logit.is_finite() {
+            let token = first.token as usize;
+            return Err(NotFinite { token });
+        }
+        if self.is_greedy() {
+            return Ok(first.token);
+        }
+        let drawn_from = likeliest.iter().take(self.sampling.top_k);
+        list.clear();
+        list.extend(drawn_from.map(|&TokenLogit { token, logit }| Candidate {
+            token,
+            score: logit,
+        }));
+        Ok(self.choose_of_few(list))
     }
 
     fn is_greedy(&self) -> bool {
@@ -543,6 +580,56 @@ mod tests {
             }
             let token = sampler(Sampling::greedy()).sample(&vec![f32::NAN; len], &[]);
             assert_eq!(token, 0, "nothing is higher than the first");
+        }
+    }
+
+    /// A device that sorts rows gives what the processor would have: the same draws, token for token.
+    #[test]
+    fn the_likeliest_tokens_alone_are_drawn_from_as_the_row_is() {
+        let mut state = 1u32;
+        let mut random = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        // Numbers of all sizes, a few that are often the same, and zeros of both signs.
+        let kinds: [fn(u32) -> f32; 3] = [
+            |bits| bits as f32 / 1_048_576.0 - 8.0,
+            |bits| (bits % 3) as f32,
+            |bits| [0.0, -0.0][bits as usize % 2],
+        ];
+        for (top_k, given) in [(1, 1), (5, 5), (40, 40), (5, 40), (400, 400)] {
+            for temperature in [0.0, 0.8, 2.0] {
+                let sampling = Sampling {
+                    temperature,
+                    top_k,
+                    ..Sampling::default()
+                };
+                let [mut of_rows, mut of_few] = [(); 2].map(|()| sampler(sampling.clone()));
+                for round in 0..200 {
+                    let row: Vec<f32> = (0..300).map(|_| kinds[round % 3](random())).collect();
+                    let few = row::top_k(&row, given);
+                    let token = of_few.0.sample_few(&few, &mut of_few.1);
+                    assert_eq!(token, Ok(of_rows.sample(&row, &[])), "{sampling:?}");
+                }
+                assert_eq!(of_few.0.position(), of_rows.0.position());
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_not_finite_is_not_drawn_from() {
+        let bad = TokenLogit {
+            token: 7,
+            logit: f32::INFINITY,
+        };
+        let good = TokenLogit {
+            token: 3,
+            logit: 1.0,
+        };
+        for sampling in [Sampling::default(), Sampling::greedy()] {
+            let Sole(mut sampler, mut candidates) = sampler(sampling);
+            let drawn = sampler.sample_few(&[bad, good], &mut candidates);
+            assert_eq!(drawn, Err(NotFinite { token: 7 }));
         }
     }
 

@@ -11,7 +11,7 @@ use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
     BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Likeliest,
-    PassSize, Scratch, Segment,
+    PassSize, Scratch, Segment, TokenLogit,
 };
 use lacuna_pages::vulkan::{Compute, DeviceMemory, DriverIdentity, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
@@ -23,7 +23,7 @@ use crate::kernels::{KeptKernels, Kernels, NO_TOKEN, PARTITION, PRODUCT_ROWS};
 use crate::part::Part;
 use crate::pass::{Given, Pass, Room, Wanted};
 use crate::weights::{DeviceWeights, in_blocks};
-use crate::{attention, fused, likeliest};
+use crate::{attention, fused, likeliest, top_k};
 
 /// What begins behind the slots does at multiples of so many bytes.
 const ALIGNMENT: usize = 64;
@@ -53,6 +53,7 @@ pub(crate) struct VulkanExecutor {
     /// What a pass leaves in place of rows of logits, and what that says.
     words: Vec<u32>,
     likeliest: Vec<Likeliest>,
+    top_k: Vec<TokenLogit>,
     read_back_bytes: u64,
 }
 
@@ -143,8 +144,9 @@ impl VulkanExecutor {
             positions: Vec::with_capacity(limits.tokens * axes),
             tokens: Vec::with_capacity(limits.tokens),
             logits: vec![0.0; logits],
-            words: vec![0; limits.logit_rows],
+            words: Vec::new(),
             likeliest: Vec::with_capacity(limits.logit_rows),
+            top_k: Vec::new(),
             read_back_bytes: 0,
         })
     }
@@ -324,7 +326,14 @@ impl VulkanExecutor {
                 let elements = rows * self.part.model.spec().vocabulary;
                 bytemuck::cast_slice_mut(&mut self.logits[..elements])
             }
-            Wanted::Likeliest => bytemuck::cast_slice_mut(&mut self.words[..rows]),
+            Wanted::Likeliest => {
+                self.words.resize(rows, 0);
+                bytemuck::cast_slice_mut(&mut self.words)
+            }
+            Wanted::TopK(count) => {
+                self.words.resize(2 * rows * count, 0);
+                bytemuck::cast_slice_mut(&mut self.words)
+            }
         };
         if !left.is_empty() {
             self.compute.output(left)?;
@@ -354,6 +363,31 @@ impl Executor for VulkanExecutor {
                 _ => Likeliest::NotFinite(word - NO_TOKEN),
             }));
         Ok(&self.likeliest)
+    }
+
+    fn most_top_k(&self) -> usize {
+        top_k::most(self.part.model.spec().vocabulary)
+    }
+
+    fn top_k(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        count: usize,
+    ) -> Result<&[TokenLogit], ForwardError> {
+        assert!(
+            (1..=self.most_top_k()).contains(&count),
+            "{count} tokens of a row"
+        );
+        let rows = self.pass(cpu, segments, Wanted::TopK(count))?;
+        let pairs = self.words[..2 * rows * count].as_chunks().0;
+        self.top_k.clear();
+        self.top_k
+            .extend(pairs.iter().map(|&[key, token]| TokenLogit {
+                token,
+                logit: top_k::logit(key),
+            }));
+        Ok(&self.top_k)
     }
 
     fn read_back_bytes(&self) -> u64 {
@@ -423,9 +457,10 @@ fn room(part: &Part, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
         blocks: word(blocks),
         states: word(states),
         state_words,
-        likeliest: u32::try_from(first).unwrap_or(u32::MAX),
+        of_logits: u32::try_from(first).unwrap_or(u32::MAX),
     };
-    let of_logits = likeliest::room([limits.logit_rows, part.model.spec().vocabulary]);
+    let shape = [limits.logit_rows, part.model.spec().vocabulary];
+    let of_logits = likeliest::room(shape).max(top_k::room(shape));
     let bytes = 4 * (first + of_logits);
     (room, bytes.next_multiple_of(ALIGNMENT as u64))
 }

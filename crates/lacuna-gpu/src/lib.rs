@@ -32,6 +32,7 @@ mod part;
 mod pass;
 mod recurrence;
 mod self_test;
+mod top_k;
 mod weights;
 
 pub use device::{Vulkan, VulkanConfig};

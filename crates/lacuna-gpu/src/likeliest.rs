@@ -44,7 +44,7 @@ impl<'a> Pass<'a> {
         logits: Slot,
         shape: [usize; 2],
     ) -> Result<Bound<'a>, DeviceError> {
-        let (stages, words) = stages(self.word(logits), self.room.likeliest, shape);
+        let (stages, words) = stages(self.word(logits), self.room.of_logits, shape);
         let (kernels, windows) = (self.kernels, self.only_activations());
         for (constants, groups) in stages {
             self.dispatch(&kernels.likeliest, windows, &constants, groups)?;

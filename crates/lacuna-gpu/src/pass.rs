@@ -77,8 +77,8 @@ pub(crate) struct Room {
     /// The first word of partial results of attention, and how many there are.
     pub(crate) states: u32,
     pub(crate) state_words: u64,
-    /// The first word of what is found of rows of logits: of their runs, then of each row.
-    pub(crate) likeliest: u32,
+    /// The first word of what is found of rows of logits.
+    pub(crate) of_logits: u32,
 }
 
 /// What the host gets of a row of logits.
@@ -88,6 +88,8 @@ pub(crate) enum Wanted {
     Logits,
     /// A word: the token of the largest, or, with [`NO_TOKEN`](crate::kernels::NO_TOKEN), the first that is not finite.
     Likeliest,
+    /// So many pairs of a key and a token, those of the largest first.
+    TopK(usize),
 }
 
 /// A pass under way.
@@ -488,7 +490,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Logits, or the tokens of the largest, go to where the host reads them.
+    /// Logits, or what is wanted of them, go to where the host reads them.
     fn leave(&mut self, output: Slot) -> Result<(), DeviceError> {
         let (rows, width) = (
             self.size.logit_rows,
@@ -498,6 +500,7 @@ impl<'a> Pass<'a> {
             _ if rows == 0 => return Ok(()),
             Wanted::Logits => self.part(output, 0, 4 * rows * width),
             Wanted::Likeliest => self.likeliest(output, [rows, width])?,
+            Wanted::TopK(count) => self.top_k(output, [rows, width], count)?,
         };
         self.recording.leave_output(left, 0)
     }

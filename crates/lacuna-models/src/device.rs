@@ -131,6 +131,25 @@ pub trait Executor: fmt::Debug + Send {
         segments: &mut [Segment<'_>],
     ) -> Result<&[Likeliest], ForwardError>;
 
+    /// The most tokens that [`Executor::top_k`] gives of a row.
+    fn most_top_k(&self) -> usize;
+
+    /// The same, of which `count` tokens of each row come back, those of the largest logits, `[rows, count]`: the largest
+    /// first, of equal ones the first token. Where a logit is infinite or no number, the first of the row is the first of
+    /// those, and its logit infinite: nothing is to be chosen from the row.
+    ///
+    /// # Panics
+    /// For no tokens, or more than [`Executor::most_top_k`].
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn top_k(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        count: usize,
+    ) -> Result<&[TokenLogit], ForwardError>;
+
     /// Bytes that passes have left for the processor so far.
     fn read_back_bytes(&self) -> u64;
 
@@ -157,6 +176,15 @@ pub enum Likeliest {
     Token(u32),
     /// The first token whose logit is infinite or no number: nothing is to be chosen from the row.
     NotFinite(u32),
+}
+
+/// A token and its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogit {
+    /// The token.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
 }
 
 /// Bytes that a model takes of a device's memory beside KV rows.

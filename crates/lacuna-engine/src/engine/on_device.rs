@@ -38,11 +38,15 @@ impl OnDevice {
         let Some(executor) = self.executor.as_mut().filter(|_| here) else {
             return Err(DeviceError::Lost.into());
         };
-        let rows = match wanted {
+        let most = executor.most_top_k();
+        let rows = match wanted.or_logits(wanted > Wanted::TopK(most)) {
             Wanted::Logits => executor
                 .forward(cpu, segments)
                 .map(|logits| Rows::Logits(logits, width)),
             Wanted::Likeliest => executor.likeliest(cpu, segments).map(Rows::Likeliest),
+            Wanted::TopK(count) => executor
+                .top_k(cpu, segments, count)
+                .map(|tokens| Rows::TopK(tokens, count)),
         };
         self.is_lost |= matches!(rows, Err(ForwardError::Device(DeviceError::Lost)));
         rows
@@ -60,7 +64,8 @@ impl OnDevice {
     }
 }
 
-/// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds likeliest tokens itself.
+/// A pass of `segments`, on the device if there is one, which leaves nothing for a head and finds tokens itself
+/// where these are all that is wanted.
 /// Returns rows, and features.
 pub(super) fn pass<'a>(
     model: &Model,

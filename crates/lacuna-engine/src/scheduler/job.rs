@@ -16,7 +16,7 @@ use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
-use crate::runner::{Row, Rows, token_of};
+use crate::runner::{Row, Rows, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::speculation::{Draft, Drafts, Speculator, rewound};
 use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
@@ -159,6 +159,16 @@ impl Workspace {
 pub(crate) struct Sampled {
     pub(crate) token: u32,
     pub(crate) logprobs: Option<TokenLogprobs>,
+}
+
+impl Sampled {
+    /// A token alone.
+    fn alone(token: u32) -> Self {
+        Self {
+            token,
+            logprobs: None,
+        }
+    }
 }
 
 /// A token that a choice has taken up, and what it made of the text.
@@ -370,10 +380,11 @@ impl Choice {
         }
     }
 
-    /// Whether the likeliest token of each row is all that it needs of it.
-    pub(crate) fn takes_likeliest(&self) -> bool {
+    /// What it needs of each row.
+    pub(crate) fn wanted(&self) -> Wanted {
         let is_free = self.constraint.is_none() && self.transcript.bars_nothing();
-        is_free && !self.is_scored() && self.sampler.takes_likeliest()
+        let wanted = self.sampler.wanted();
+        wanted.or_logits(!is_free || self.is_scored())
     }
 
     /// Picks the next token from its row.
@@ -385,11 +396,11 @@ impl Choice {
     ) -> Result<Sampled, Failure> {
         let logits = match row {
             Row::Logits(logits) => logits,
-            Row::Likeliest(likeliest) => {
-                return Ok(Sampled {
-                    token: token_of(likeliest)?,
-                    logprobs: None,
-                });
+            Row::Likeliest(likeliest) => return Ok(Sampled::alone(token_of(likeliest)?)),
+            Row::TopK(tokens) => {
+                let candidates = &mut workspace.candidates;
+                let token = self.sampler.sample_few(tokens, candidates)?;
+                return Ok(Sampled::alone(token));
             }
         };
         row::check_finite(logits)?;
@@ -551,10 +562,10 @@ impl Session {
         }
     }
 
-    /// Whether the likeliest token of each row is all that is needed of it, or there are no rows.
-    pub(crate) fn takes_likeliest(&self, logprobs: Option<usize>) -> bool {
-        let enough = logprobs.is_none() && self.choice.takes_likeliest();
-        enough || self.scheduled == 0 || self.logit_rows() == 0
+    /// What is needed of each row, if there are any.
+    pub(crate) fn wanted(&self, logprobs: Option<usize>) -> Option<Wanted> {
+        let wanted = self.choice.wanted().or_logits(logprobs.is_some());
+        (self.scheduled > 0 && self.logit_rows() > 0).then_some(wanted)
     }
 
     /// Whether this step computes everything up to the last token, so that the next can be chosen.

@@ -47,7 +47,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::request_limits::{CurrentCache, RequestLimits};
 use crate::request_memory::RequestMemory;
-use crate::runner::{ModelRunner, Pass};
+use crate::runner::{ModelRunner, Pass, Wanted};
 use crate::service::ServiceConfig;
 use crate::speculation::{Drafter, Pace};
 use crate::status::{Counters, Latencies};
@@ -411,11 +411,12 @@ impl Scheduler {
         // What is read for them is read meanwhile.
         let expected = self.expected();
         self.engine.expect(&expected);
-        let likeliest = self.running.iter().all(|running| {
+        let wanted = self.running.iter().flat_map(|running| {
             let logprobs = running.job.logprobs;
-            let mut sessions = running.sessions.iter();
-            sessions.all(|session| session.takes_likeliest(logprobs))
+            let sessions = running.sessions.iter();
+            sessions.filter_map(move |session| session.wanted(logprobs))
         });
+        let wanted = wanted.max().unwrap_or(Wanted::Likeliest);
         let mut segments: Vec<Segment<'_>> = (self.running.iter_mut())
             .flat_map(|running| {
                 let images = &*running.job.images;
@@ -438,10 +439,7 @@ impl Scheduler {
             mut rows,
             mut features,
             tokenizer,
-        } = match likeliest {
-            true => self.engine.likeliest(&mut segments)?,
-            false => self.engine.forward(&mut segments)?,
-        };
+        } = self.engine.forward_for(&mut segments, wanted)?;
         let ended = self.system.now();
         let time = ended.duration_since(begun);
         self.passed = Some(ended);

@@ -330,6 +330,20 @@ constants! {
 }
 
 constants! {
+    /// `top_k.wgsl`
+    TopK {
+        source: u32,
+        to: u32,
+        width: u32,
+        runs: u32,
+        step: u32,
+        lists: u32,
+        count: u32,
+        last: u32,
+    }
+}
+
+constants! {
     /// `store_blocks.wgsl`
     StoreBlocks { source: u32, to: u32, stride: u32, width: u32, count: u32 }
 }

@@ -37,7 +37,7 @@ pub(crate) use kept::KeptKernels;
 pub(crate) use constants::{
     Attend, Bands, Columns, Combine, Constants, Convolve, Elementwise, Every, Hadamard, Heads,
     Likeliest, Magnitude, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate, Route, Scan,
-    Store, StoreBlocks,
+    Store, StoreBlocks, TopK,
 };
 
 /// Threads of a workgroup where each thread has elements of its own.
@@ -77,6 +77,11 @@ pub(crate) const FEW_QUERY_ROWS: usize = 16;
 /// Logits of a row that a workgroup looks at for the largest: 32 to a thread, so that those of a usual vocabulary are some
 /// dozens of workgroups.
 pub(crate) const LIKELIEST_RUN: usize = 4096;
+/// Logits of a row, or what is kept of them, that a workgroup sorts: eight kilobytes of keys and tokens.
+pub(crate) const TOP_K_RUN: usize = 1024;
+/// The most tokens that are kept of a row: no more than half of the shortest run of several, so that what is kept of a run
+/// lies where it was.
+pub(crate) const MOST_TOP_K: usize = TOP_K_RUN / 4;
 /// Set in a word that tells of a row without a likeliest token.
 pub(crate) const NO_TOKEN: u32 = 1 << 31;
 /// What rows of keys and values are read by, where they are whole vectors of so many bytes.
@@ -301,6 +306,7 @@ const MAGNITUDE: Module = module!(
     ["magnitude.wgsl", "together.wgsl"]
 );
 const LIKELIEST: Module = module!("likeliest", c"likeliest", ["likeliest.wgsl"]);
+const TOP_K: Module = module!("top_k", c"top_k", ["top_k.wgsl"]);
 const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);
@@ -415,6 +421,7 @@ pub(crate) struct Kernels {
     pub(crate) columns: ComputeKernel,
     pub(crate) magnitude: ComputeKernel,
     pub(crate) likeliest: ComputeKernel,
+    pub(crate) top_k: ComputeKernel,
     products: Vec<(DType, Products)>,
     experts: Option<ExpertKernels>,
     states: Option<StateKernels>,
@@ -532,6 +539,7 @@ impl Kernels {
             columns: compile(&COLUMNS)?,
             magnitude: compile(&MAGNITUDE)?,
             likeliest: compile(&LIKELIEST)?,
+            top_k: compile(&TOP_K)?,
             products: products(&wanted.types, [|of| &of.few, |of| &of.many])?,
             experts,
             states,

@@ -147,6 +147,7 @@ fn modules() -> impl Iterator<Item = &'static Module> {
         &COLUMNS,
         &MAGNITUDE,
         &LIKELIEST,
+        &TOP_K,
         &ROUTE,
         &BANDS,
         &EVERY,

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use lacuna_gpu::VulkanConfig;
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Layout};
-use lacuna_models::{Likeliest, LogitRows};
+use lacuna_models::{Likeliest, LogitRows, TokenLogit};
 use lacuna_pages::ByteLength;
 
 use crate::support::{OnDevice, config, expected, some_tokens};
@@ -229,6 +229,36 @@ fn interleaved_layers_equal_buffers_of_their_own() {
     let alone = layers(1);
     assert!(alone == layers(2));
     assert!(alone == logits(KvPolicy::default()));
+}
+
+/// A few tokens of each row are read back with their logits, in one order whatever the rows of a pass.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn the_likeliest_of_several_tokens_are_those_of_the_logits() {
+    let mut model = demo();
+    let vocabulary = model.vocabulary();
+    let tokens = some_tokens(70, vocabulary);
+    let logits = model.logits(&tokens);
+    for count in [1, 40, 256] {
+        let sorted = logits.chunks_exact(vocabulary).flat_map(|row| {
+            let row = (0..).zip(row);
+            let mut row: Vec<TokenLogit> = row
+                .map(|(token, &logit)| TokenLogit { token, logit })
+                .collect();
+            row.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
+            row.truncate(count);
+            row
+        });
+        let wanted: Vec<TokenLogit> = sorted.collect();
+        for chunk in [1, 9, 70] {
+            let (mut sequence, before) = (model.sequence(), model.executor.read_back_bytes());
+            let chunks = tokens.chunks(chunk);
+            let found = chunks.flat_map(|chunk| model.top_k(&mut sequence, chunk, count));
+            assert!(found.eq(wanted.iter().copied()), "{count}, {chunk} at once");
+            let read = model.executor.read_back_bytes() - before;
+            assert_eq!(read, 8 * 70 * count as u64);
+        }
+    }
 }
 
 /// One word of each row is read back, where logits are a row of the vocabulary each.

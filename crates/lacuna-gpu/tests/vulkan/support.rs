@@ -13,7 +13,7 @@ use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::Op;
 use lacuna_models::{
     BatchLimits, ComputeDevice, Executor, ExecutorError, Likeliest, LogitRows, Model, Scratch,
-    Segment, Shown,
+    Segment, Shown, TokenLogit,
 };
 use lacuna_pages::VulkanDevice;
 use lacuna_pages::vulkan::PageTable;
@@ -247,6 +247,26 @@ impl OnDevice {
             images: &[],
         };
         let found = self.executor.likeliest(&self.cpu.0, &mut [segment]);
+        let found = found.expect("valid tokens").to_vec();
+        sequence.accept(tokens.len());
+        found
+    }
+
+    /// The `count` likeliest tokens after each of `tokens`, found on the device in one pass.
+    pub(crate) fn top_k(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        count: usize,
+    ) -> Vec<TokenLogit> {
+        sequence.prepare(tokens.len()).expect("room");
+        let segment = Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::All,
+            images: &[],
+        };
+        let found = self.executor.top_k(&self.cpu.0, &mut [segment], count);
         let found = found.expect("valid tokens").to_vec();
         sequence.accept(tokens.len());
         found

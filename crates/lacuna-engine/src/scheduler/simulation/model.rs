@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use lacuna_kernels::{Cpu, CpuConfig, State};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
-use lacuna_models::{BatchLimits, ForwardError, Likeliest, LogitRows, Model, Place, Segment};
+use lacuna_models::{
+    BatchLimits, ForwardError, Likeliest, LogitRows, Model, Place, Segment, TokenLogit,
+};
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
 use super::CONTEXT;
 use crate::error::EngineError;
 use crate::row;
-use crate::runner::{ModelRunner, Pass, Rows};
+use crate::runner::{ModelRunner, Pass, Rows, Wanted};
 use crate::status::WeightMemory;
 use crate::system::FakeSystem;
 
@@ -28,6 +30,7 @@ pub(super) struct PseudoModel {
     limits: BatchLimits,
     logits: Vec<f32>,
     likeliest: Vec<Likeliest>,
+    top_k: Vec<TokenLogit>,
     breaks: Breaks,
     weights: Weights,
     /// The clock that passes move, and by how much for each token.
@@ -92,6 +95,7 @@ impl PseudoModel {
             },
             logits: Vec::new(),
             likeliest: Vec::new(),
+            top_k: Vec::new(),
             breaks,
             weights: Weights::default(),
             clock: None,
@@ -312,15 +316,29 @@ impl ModelRunner for PseudoModel {
         })
     }
 
-    fn likeliest(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
+    fn forward_for(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        wanted: Wanted,
+    ) -> Result<Pass<'_>, EngineError> {
         self.forward(segments)?;
-        let rows = self.logits.chunks_exact(self.vocabulary());
-        self.likeliest = rows
-            .map(|row| Likeliest::Token(row::likeliest(row)))
-            .collect();
+        let width = self.vocabulary();
+        let rows = self.logits.chunks_exact(width);
+        let rows = match wanted {
+            Wanted::Likeliest => {
+                let tokens = rows.map(|row| Likeliest::Token(row::likeliest(row)));
+                self.likeliest = tokens.collect();
+                Rows::Likeliest(&self.likeliest)
+            }
+            Wanted::TopK(count) if count <= width / 2 => {
+                self.top_k = rows.flat_map(|logits| row::top_k(logits, count)).collect();
+                Rows::TopK(&self.top_k, count)
+            }
+            Wanted::TopK(_) | Wanted::Logits => Rows::Logits(&self.logits, width),
+        };
         Ok(Pass {
             features: &[],
-            rows: Rows::Likeliest(&self.likeliest),
+            rows,
             tokenizer: self.model.tokenizer(),
         })
     }

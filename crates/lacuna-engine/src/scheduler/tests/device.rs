@@ -10,7 +10,7 @@ use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
     ComputeDevice, DeviceLayers, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest,
-    Scratch,
+    Scratch, TokenLogit,
 };
 use lacuna_pages::faults::{Completion, Faults, FaultyDevice};
 use lacuna_pages::{DeviceError, HostDevice, SplitDevice};
@@ -28,9 +28,10 @@ struct Orders {
     reopened: AtomicUsize,
     /// Those of the pages of the last one that was opened.
     pages: Mutex<Faults>,
-    /// Passes that gave logits, and likeliest tokens.
+    /// Passes that gave logits, and likeliest tokens, one of a row and several.
     logits: AtomicUsize,
     likeliest: AtomicUsize,
+    top_k: AtomicUsize,
 }
 
 impl Orders {
@@ -95,6 +96,7 @@ impl ComputeDevice for FakeDevice {
             model,
             scratch,
             likeliest: Vec::new(),
+            top_k: Vec::new(),
             orders: Arc::clone(&self.0),
         }))
     }
@@ -105,6 +107,7 @@ struct FakeExecutor {
     model: Arc<Model>,
     scratch: Scratch,
     likeliest: Vec<Likeliest>,
+    top_k: Vec<TokenLogit>,
     orders: Arc<Orders>,
 }
 
@@ -128,6 +131,24 @@ impl Executor for FakeExecutor {
             .map(|row| Likeliest::Token(row::likeliest(row)))
             .collect();
         Ok(&self.likeliest)
+    }
+
+    fn most_top_k(&self) -> usize {
+        64
+    }
+
+    fn top_k(
+        &mut self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        count: usize,
+    ) -> Result<&[TokenLogit], ForwardError> {
+        self.orders.pass()?;
+        self.orders.top_k.fetch_add(1, Ordering::Relaxed);
+        let logits = self.model.forward(cpu, segments, &mut self.scratch)?;
+        let rows = logits.chunks_exact(self.model.spec().vocabulary);
+        self.top_k = rows.flat_map(|row| row::top_k(row, count)).collect();
+        Ok(&self.top_k)
     }
 
     fn read_back_bytes(&self) -> u64 {
@@ -222,7 +243,14 @@ fn logits_come_back_where_a_request_needs_them_and_else_their_likeliest_tokens()
             },
             ..greedy()
         },
-        sampling(Sampling::default()),
+        sampling(Sampling {
+            top_k: 0,
+            ..Sampling::default()
+        }),
+        sampling(Sampling {
+            top_k: 65,
+            ..Sampling::default()
+        }),
         sampling(Sampling {
             penalties,
             ..Sampling::greedy()
@@ -239,6 +267,42 @@ fn logits_come_back_where_a_request_needs_them_and_else_their_likeliest_tokens()
             scheduler.sweep();
         }
         assert!(count(&orders.logits) > 0, "request {number}");
+    }
+}
+
+/// One that draws from the likeliest has some tokens of each row come back, alone and beside one that takes the likeliest,
+/// and says what it does on the processor.
+#[test]
+fn a_request_that_draws_from_a_few_tokens_has_these_come_back() {
+    let drawing = || Request {
+        sampling: Sampling {
+            temperature: 3.0,
+            min_p: 0.0,
+            top_p: 1.0,
+            seed: 7,
+            ..Sampling::default()
+        },
+        ..greedy(300..330, 20)
+    };
+    let mut on_processor = scheduler();
+    let drawn = enqueue(&mut on_processor, drawing());
+    finish(&mut on_processor, 100);
+    let drawn = tokens(drawn);
+    let likeliest = expected(400..430);
+    assert_ne!(drawn, expected(300..330), "the draw decides");
+    for beside in [false, true] {
+        let (mut scheduler, orders) = on_device();
+        scheduler.config.max_running = 2;
+        let first = enqueue(&mut scheduler, drawing());
+        let second = beside.then(|| submit(&mut scheduler, 400..430, 20));
+        finish(&mut scheduler, 100);
+        assert_eq!(tokens(first), drawn);
+        if let Some(second) = second {
+            assert_eq!(tokens(second), likeliest);
+        }
+        let [logits, several] =
+            [&orders.logits, &orders.top_k].map(|count| count.load(Ordering::Relaxed));
+        assert!(logits == 0 && several >= 20, "{logits} and {several}");
     }
 }
 
