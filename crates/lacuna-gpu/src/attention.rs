@@ -399,14 +399,14 @@ impl<'a> Pass<'a> {
         shape: &AttentionShape,
         waiting: &mut Vec<(Merge, usize)>,
     ) -> Result<(), DeviceError> {
-        self.recording.barrier();
+        self.recording.barrier()?;
         for (constants, tokens) in waiting.drain(..) {
             let threads = shape.query_heads * shape.value_dim.div_ceil(4);
             let grid = [number(threads).div_ceil(THREADS), number(tokens), 1];
             let (kernels, windows) = (self.kernels, self.activations_and_vectors());
             self.dispatch(&kernels.merge, windows, &constants, grid)?;
         }
-        self.recording.barrier();
+        self.recording.barrier()?;
         Ok(())
     }
 }

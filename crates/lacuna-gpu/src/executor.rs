@@ -3,6 +3,7 @@
 //! Nothing is allocated for a pass once a longer one has been: what the host gives lies in a vector that stays, commands
 //! and descriptor sets in those of the passes before.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
 use lacuna_kernels::Cpu;
@@ -302,8 +303,12 @@ impl VulkanExecutor {
     ) -> Result<(), DeviceError> {
         let alignment = self.compute.alignment();
         let shown_alignment = self.compute.shown_alignment();
+        // Batches of one size that leave the same are likely to be recorded alike.
+        let mut hasher = DefaultHasher::new();
+        (size.tokens, size.logit_rows, segments.len(), wanted).hash(&mut hasher);
+        let class = hasher.finish();
         let pass = Pass {
-            recording: self.compute.begin(bytemuck::cast_slice(&self.input))?,
+            recording: self.compute.begin(bytemuck::cast_slice(&self.input), class)?,
             kernels: &self.kernels,
             weights: &self.weights,
             arena: &self.arena,

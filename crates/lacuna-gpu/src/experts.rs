@@ -117,7 +117,7 @@ impl Pass<'_> {
         if tokens == 1 {
             return Ok(());
         }
-        self.recording.barrier();
+        self.recording.barrier()?;
         let constants = Bands {
             choices: sorted.experts,
             count: number(sorted.choices),
@@ -170,7 +170,7 @@ impl Pass<'_> {
         let mut placed = outputs.iter();
         if placed.any(|(id, _)| self.placed(Together::Experts(*id)).dtype.is_quantized()) {
             self.quantize((input, None), &quantized)?;
-            self.recording.barrier();
+            self.recording.barrier()?;
         }
         self.expert_products_with(op, &quantized)
     }

@@ -48,7 +48,7 @@ impl<'a> Pass<'a> {
         let (kernels, windows) = (self.kernels, self.only_activations());
         for (constants, groups) in stages {
             self.dispatch(&kernels.likeliest, windows, &constants, groups)?;
-            self.recording.barrier();
+            self.recording.barrier()?;
         }
         Ok(Bound::Memory {
             memory: self.arena,
@@ -81,18 +81,18 @@ mod tests {
             length: 4 * elements as u64,
         };
         let (stages, words) = stages(0, number(logits.len()), shape);
-        let recording = compute.begin(bytemuck::cast_slice(logits));
+        let recording = compute.begin(bytemuck::cast_slice(logits), 0);
         let mut recording = recording.expect("as much as was asked for");
         let given = recording.take_input(0, part(0, logits.len()));
         given.expect("as long");
         let mut windows = [Bound::Unused; WINDOWS];
         windows[0] = crate::pass::whole(&arena);
         for (constants, groups) in stages {
-            recording.barrier();
+            recording.barrier().expect("the device is there");
             let made = recording.dispatch(&kernels.likeliest, windows, constants.words(), groups);
             made.expect("it is all there");
         }
-        recording.barrier();
+        recording.barrier().expect("the device is there");
         let left = recording.leave_output(part(words as usize, rows), 0);
         left.expect("as long");
         recording.submit().expect("the device is there");

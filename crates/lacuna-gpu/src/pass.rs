@@ -82,7 +82,7 @@ pub(crate) struct Room {
 }
 
 /// What the host gets of a row of logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Wanted {
     /// All of them.
     Logits,
@@ -168,7 +168,7 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        self.recording.barrier();
+        self.recording.barrier()?;
         Ok(())
     }
 
@@ -284,7 +284,7 @@ impl<'a> Pass<'a> {
             }
             _ => self.elements_of(op)?,
         }
-        self.recording.barrier();
+        self.recording.barrier()?;
         Ok(())
     }
 
@@ -485,7 +485,7 @@ impl<'a> Pass<'a> {
             }
         }
         if taken > 0 {
-            self.recording.barrier();
+            self.recording.barrier()?;
         }
         Ok(())
     }
@@ -608,7 +608,7 @@ impl<'a> Pass<'a> {
             |(id, _): &(MatrixId, Slot)| self.placed(Together::One(*id)).dtype.is_quantized();
         if outputs.0.iter().any(is_quantized) {
             self.quantize((input, None), &quantized)?;
-            self.recording.barrier();
+            self.recording.barrier()?;
         }
         self.products_with((input, &quantized), rows, outputs)
     }
@@ -649,7 +649,7 @@ impl<'a> Pass<'a> {
             self.product(Together::One(id), input, Shares::All(rows), output)?;
         }
         if let Some(function) = function {
-            self.recording.barrier();
+            self.recording.barrier()?;
             for &(id, output) in outputs {
                 let count = rows * self.placed(Together::One(id)).rows;
                 self.apply(function, output, count)?;
@@ -954,7 +954,7 @@ impl<'a> Pass<'a> {
         let grid = grid(count.div_ceil(HADAMARD_ELEMENTS / THREADS));
         let (kernels, windows) = (self.kernels, self.only_activations());
         self.dispatch(&kernels.blocks().hadamard, windows, &constants, grid)?;
-        self.recording.barrier();
+        self.recording.barrier()?;
         Ok(())
     }
 

@@ -166,17 +166,17 @@ fn product(
         word(TOKENS).div_ceil(side[1]),
         1,
     ];
-    let mut recording = compute.begin(bytemuck::cast_slice(&x))?;
+    let mut recording = compute.begin(bytemuck::cast_slice(&x), 0)?;
     recording.take_input(0, part(0, elements))?;
-    recording.barrier();
+    recording.barrier()?;
     if quantized {
         let windows = [all, Bound::Unused, Bound::Unused, Bound::Unused];
         let groups = [quantize.fours.div_ceil(THREADS), 1, 1];
         recording.dispatch(&kernels.quantize, windows, quantize.words(), groups)?;
-        recording.barrier();
+        recording.barrier()?;
     }
     recording.dispatch(kernel, [all, matrix, matrix, all], product.words(), groups)?;
-    recording.barrier();
+    recording.barrier()?;
     recording.leave_output(part(output_at, outputs), 0)?;
     recording.submit()?;
     let mut found = vec![0.0; outputs];

@@ -58,7 +58,7 @@ impl<'a> Pass<'a> {
         let to = self.room.of_logits;
         for (constants, groups) in stages([self.word(logits), to], shape, count) {
             self.dispatch(&kernels.top_k, windows, &constants, groups)?;
-            self.recording.barrier();
+            self.recording.barrier()?;
         }
         Ok(Bound::Memory {
             memory: self.arena,
@@ -134,18 +134,18 @@ mod tests {
             offset: 4 * start as u64,
             length: 4 * elements as u64,
         };
-        let recording = compute.begin(bytemuck::cast_slice(logits));
+        let recording = compute.begin(bytemuck::cast_slice(logits), 0);
         let mut recording = recording.expect("as much as was asked for");
         let given = recording.take_input(0, part(0, logits.len()));
         given.expect("as long");
         let mut windows = [Bound::Unused; WINDOWS];
         windows[0] = crate::pass::whole(&arena);
         for (constants, groups) in stages([0, number(logits.len())], shape, count) {
-            recording.barrier();
+            recording.barrier().expect("the device is there");
             let made = recording.dispatch(&kernels.top_k, windows, constants.words(), groups);
             made.expect("it is all there");
         }
-        recording.barrier();
+        recording.barrier().expect("the device is there");
         let left = recording.leave_output(part(logits.len(), 2 * rows * count), 0);
         left.expect("as long");
         recording.submit().expect("the device is there");

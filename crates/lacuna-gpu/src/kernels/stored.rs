@@ -53,11 +53,11 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
         count: words as u32,
     };
     let mut recording = compute
-        .begin(bytemuck::cast_slice(floats))
+        .begin(bytemuck::cast_slice(floats), 0)
         .expect("as much as was asked for");
     let (from, to) = (part(&arena, floats.len()), part(&rows, words));
     recording.take_input(0, from).expect("as long");
-    recording.barrier();
+    recording.barrier().expect("the device is there");
     let groups = [(words as u32).div_ceil(THREADS), 1, 1];
     recording
         .dispatch(
@@ -67,7 +67,7 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
             groups,
         )
         .expect("it is all there");
-    recording.barrier();
+    recording.barrier().expect("the device is there");
     recording.leave_output(to, 0).expect("as long");
     recording.submit().expect("the device is there");
     let mut halves = vec![0u16; floats.len()];

@@ -1,7 +1,8 @@
 #![expect(unsafe_code, reason = "Vulkan is a foreign interface")]
 
-//! Passes of kernels that callers bring: recorded whole, submitted at once or in a few parts, so that the device begins
-//! while the host still records.
+//! Passes of kernels that callers bring. A pass that does what the one before it of its class did, as those of one token
+//! after the other do, is checked call by call, and the commands of that are submitted again, all at once. Others are
+//! recorded and submitted in a few parts, so that the device begins while the host still records.
 //!
 //! A [`Compute`] has what one pass in flight takes: commands, descriptor sets, and memory through
 //! which the host gives numbers and gets them back. A [`Recording`] holds the device's lock, so what
@@ -16,15 +17,17 @@
 //!   set 0 at most the storage buffers that [`WINDOWS`] counts, of set 1 at most an array of all heaps where
 //!   [`Compute::looks_pages_up`], and at most `CONSTANT_BYTES` bytes of push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
 //!   stays within that window's buffer, because the device has robust buffer access.
-//! * **C2** Sets and staging memory of a [`Compute`] are touched only when the point of the last submission of the pass before
-//!   is reached, and in a pass each set is written before commands name it, and once; commands of a part are recorded before it
-//!   is submitted, and not again in the pass.
+//! * **C2** Commands, sets and staging memory of a [`Compute`] are touched only when the point of the last submission of the
+//!   pass before is reached. Sets belong to one part of one class: they are written only while that part's commands are recorded,
+//!   each before commands name it, and once; the set of heaps is written only where all are recorded anew.
 //! * **C3** What a recording names outlives it by its lifetime, and is not dropped before the queue
 //!   has done with it: pieces of memory, kernels and a [`Compute`] wait for what was submitted. Mapped
-//!   memory is checked under the lock that the recording holds.
+//!   memory is checked under the lock that the recording holds. Commands are submitted again only by a recording that has named
+//!   all that they name: handles that a driver gives twice have numbers that no other one has had.
 
 use std::ffi::CStr;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use ash::vk;
@@ -57,8 +60,11 @@ const MOST_GROUPS: u32 = 65_535;
 /// Parts in which a pass may be submitted.
 const PARTS: usize = 4;
 
+/// Classes of passes whose commands are kept: those of batches of a few sizes, one of which a step has.
+const CLASSES: usize = 4;
+
 /// Descriptor sets that are made at once: those of a few layers.
-const SETS: u32 = 256;
+const SETS: u32 = 64;
 
 /// What a kernel sees as one of its buffers.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +88,20 @@ pub enum Bound<'a> {
         /// What the kernel does with it.
         access: Access,
     },
+    /// Part of a reservation, of which the kernel touches some, which is mapped. As [`Bound::Mapped`] beside that, so
+    /// that a pass may be the same as one before although other rows are touched.
+    Reserved {
+        /// The first byte, a multiple of four.
+        address: Address,
+        /// Bytes.
+        length: u64,
+        /// Bytes before those that are touched.
+        untouched: u64,
+        /// Bytes that are touched.
+        touched: u64,
+        /// What the kernel does with them.
+        access: Access,
+    },
     /// Nothing: the kernel does not use it.
     Unused,
 }
@@ -90,9 +110,26 @@ pub enum Bound<'a> {
 pub struct ComputeKernel {
     shared: Arc<Shared>,
     layout: Arc<Layout>,
-    pipeline: vk::Pipeline,
+    pipeline: PipelineName,
     /// What it is called where kernels are timed.
     name: &'static str,
+}
+
+/// Which pipeline it is: the handle, and a number that no other one has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PipelineName {
+    handle: vk::Pipeline,
+    number: u64,
+}
+
+impl PipelineName {
+    fn new(handle: vk::Pipeline) -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Self {
+            handle,
+            number: MADE.fetch_add(1, Ordering::Relaxed),
+        }
+    }
 }
 
 impl ComputeKernel {
@@ -118,7 +155,7 @@ impl Drop for ComputeKernel {
         // SAFETY: V1 and V3: what was submitted is done, and no recording can name it any more (C3).
         unsafe {
             let device = &self.layout.driver.device;
-            device.destroy_pipeline(self.pipeline, None);
+            device.destroy_pipeline(self.pipeline.handle, None);
         }
     }
 }
@@ -136,12 +173,13 @@ struct Objects {
     driver: Arc<Driver>,
     layout: Arc<Layout>,
     pool: vk::CommandPool,
-    /// Those of each part of a pass.
-    parts: Vec<vk::CommandBuffer>,
-    /// Those that are recorded.
-    commands: vk::CommandBuffer,
+    classes: Vec<Class>,
+    /// Passes that were begun.
+    begun: u64,
     descriptors: Vec<vk::DescriptorPool>,
+    /// Sets that no part has.
     sets: Vec<Set>,
+    counters: ComputeCounters,
     /// Where kernels look pages up.
     heaps: Option<HeapSet>,
     input: Staging,
@@ -149,6 +187,55 @@ struct Objects {
     busy: Fence,
     /// Where passes are timed.
     times: Option<Times>,
+}
+
+/// What passes have come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ComputeCounters {
+    /// Passes that were submitted whole.
+    pub passes: u64,
+    /// Submissions of them.
+    pub submissions: u64,
+    /// Dispatches that were recorded for them. Those of passes that were as ones before are not.
+    pub recorded_dispatches: u64,
+}
+
+/// Passes that are alike, as far as the caller knows.
+struct Class {
+    key: u64,
+    /// The pass that used it last.
+    used: u64,
+    parts: [Part; PARTS],
+}
+
+/// Commands that are submitted together.
+struct Part {
+    commands: vk::CommandBuffer,
+    sets: Vec<Set>,
+    /// What was asked for.
+    calls: Vec<Call>,
+    /// Whether `commands` do all of that, and can be submitted.
+    is_recorded: bool,
+}
+
+/// What is asked for in a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    Dispatch {
+        kernel: (PipelineName, &'static str),
+        windows: Shown,
+        constants: ([u32; CONSTANT_BYTES / 4], usize),
+        groups: [u32; 3],
+    },
+    Copy {
+        from: Window,
+        to: Window,
+    },
+    /// Before, and after it.
+    Barrier {
+        stages: [vk::PipelineStageFlags; 2],
+        accesses: [vk::AccessFlags; 2],
+    },
 }
 
 /// A descriptor set, and what it was last written with.
@@ -167,10 +254,16 @@ impl Set {
         pairs.all(|(shown, wanted)| wanted.is_none() || wanted == shown)
     }
 
-    /// Has it show `wanted`, in one call, or none where it does.
+    /// Has it show `wanted`, in one call, or none where it does. Where nothing is wanted and it shows something else, it shows
+    /// some of that too: what it showed may be gone before its commands are submitted again.
     fn show(&mut self, driver: &Driver, wanted: &Shown) {
+        let any = wanted.iter().flatten().next().copied();
+        let wanted: Shown = std::array::from_fn(|binding| {
+            let stale = self.shown[binding].filter(|shown| !wanted.contains(&Some(*shown)));
+            wanted[binding].or(stale.and(any))
+        });
         let mut buffers = [[vk::DescriptorBufferInfo::default()]; WINDOWS];
-        for (buffer, window) in buffers.iter_mut().zip(wanted) {
+        for (buffer, window) in buffers.iter_mut().zip(&wanted) {
             if let Some(window) = window {
                 buffer[0] = vk::DescriptorBufferInfo::default()
                     .buffer(window.buffer.handle)
@@ -241,35 +334,28 @@ impl VulkanQueue {
             Staging::new(driver, output.max(4))?,
         );
         let info = vk::CommandPoolCreateInfo::default()
-            .flags(vk::CommandPoolCreateFlags::TRANSIENT)
+            .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER)
             .queue_family_index(driver.compute_family);
         // SAFETY: V1 and V5.
         let pool = unsafe { driver.device.create_command_pool(&info, None) }
             .map_err(|result| driver.failure("vkCreateCommandPool", result, 0))?;
-        let mut objects = Objects {
-            driver: Arc::clone(driver),
-            layout,
-            heaps,
-            pool,
-            parts: Vec::new(),
-            commands: vk::CommandBuffer::null(),
-            descriptors: Vec::new(),
-            sets: Vec::new(),
-            input,
-            output,
-            busy: Fence::DONE,
-            times: None,
-        };
-        let info = vk::CommandBufferAllocateInfo::default()
-            .command_pool(pool)
-            .level(vk::CommandBufferLevel::PRIMARY)
-            .command_buffer_count(PARTS as u32);
-        // SAFETY: V1 and V5.
-        objects.parts = unsafe { driver.device.allocate_command_buffers(&info) }
-            .map_err(|result| driver.failure("vkAllocateCommandBuffers", result, 0))?;
         Ok(Compute {
             shared: Arc::clone(&self.shared),
-            objects,
+            objects: Objects {
+                driver: Arc::clone(driver),
+                layout,
+                heaps,
+                pool,
+                classes: Vec::new(),
+                begun: 0,
+                descriptors: Vec::new(),
+                sets: Vec::new(),
+                counters: ComputeCounters::default(),
+                input,
+                output,
+                busy: Fence::DONE,
+                times: None,
+            },
             kernels: None,
         })
     }
@@ -378,7 +464,7 @@ impl Compute {
         Ok(ComputeKernel {
             shared: Arc::clone(&self.shared),
             layout: Arc::clone(&self.objects.layout),
-            pipeline: pipelines[0],
+            pipeline: PipelineName::new(pipelines[0]),
             name: "kernel",
         })
     }
@@ -395,7 +481,14 @@ impl Compute {
             true => Some(Times::new(&objects.driver)?),
             false => None,
         };
+        // What reads a clock that is gone is not submitted again.
+        objects.forget();
         Ok(())
+    }
+
+    /// What passes have come to so far.
+    pub fn counters(&self) -> ComputeCounters {
+        self.objects.counters
     }
 
     /// What the kernels of the last pass took, the longest first; nothing if it was not timed. Waits for it.
@@ -408,43 +501,43 @@ impl Compute {
         objects.times.as_ref().map_or(Ok(Vec::new()), Times::read)
     }
 
-    /// Begins a pass, to which the host gives `input`. Waits for the
-    /// last one. The device is locked from now until the recording is submitted or dropped.
+    /// Begins a pass, to which the host gives `input`. Waits for the last one. The device is locked from now until the
+    /// recording is submitted or dropped.
+    ///
+    /// Passes of a `class` are those that are likely to be alike, such as those of batches of one size: of each of a few classes
+    /// the commands of the last pass are kept. Any number will do.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for more input than there is room for, or what the driver refuses.
-    pub fn begin<'a>(&'a mut self, input: &[u8]) -> Result<Recording<'a>, DeviceError> {
+    pub fn begin<'a>(&'a mut self, input: &[u8], class: u64) -> Result<Recording<'a>, DeviceError> {
         let objects = &mut self.objects;
         if input.len() > objects.input.length() {
             return Err(invalid("give a pass more bytes than it has room for"));
         }
-        let driver = &objects.driver;
-        driver.block(objects.busy)?;
+        objects.driver.block(objects.busy)?;
         objects.input.fill(input);
-        // SAFETY: C2, V2 and V5.
-        unsafe {
-            let none = vk::CommandPoolResetFlags::empty();
-            driver.device.reset_command_pool(objects.pool, none)
-        }
-        .map_err(|result| driver.failure("vkResetCommandPool", result, 0))?;
         let state = self.shared.lock();
-        if let Some(heaps) = &mut objects.heaps {
-            heaps.show(&state);
+        if let Some(heaps) = &mut objects.heaps
+            && heaps.show(&state)
+        {
+            objects.forget();
         }
-        objects.begin_part(0)?;
-        if let Some(times) = &mut objects.times {
-            times.begin(objects.commands);
-        }
-        Ok(Recording {
+        let class = objects.class(class)?;
+        let mut recording = Recording {
             state,
             objects,
+            class,
             part: 0,
+            matched: Some(0),
+            waiting: Vec::with_capacity(PARTS),
             used: 0,
             shown: None,
-            bound: vk::Pipeline::null(),
+            bound: None,
             copied: false,
             seen_by_copies: true,
-        })
+        };
+        recording.begin_part()?;
+        Ok(recording)
     }
 
     /// Waits for the last pass and copies what it left for the host, from the first byte on.
@@ -463,16 +556,66 @@ impl Compute {
 }
 
 impl Objects {
-    /// Begins the commands of a part, which are recorded then.
-    fn begin_part(&mut self, part: usize) -> Result<(), DeviceError> {
-        self.commands = self.parts[part];
-        let info = vk::CommandBufferBeginInfo::default()
-            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+    /// All passes to come are recorded.
+    fn forget(&mut self) {
+        for part in self.classes.iter_mut().flat_map(|class| &mut class.parts) {
+            part.is_recorded = false;
+            part.calls.clear();
+        }
+    }
+
+    /// The class of this key: one that there is, or a new one, or that which was not used for longest.
+    fn class(&mut self, key: u64) -> Result<usize, DeviceError> {
+        self.begun += 1;
+        let known = self.classes.iter().position(|class| class.key == key);
+        let index = match known {
+            Some(index) => index,
+            None if self.classes.len() < CLASSES => {
+                let parts = self.make_parts()?;
+                self.classes.push(Class {
+                    key,
+                    used: 0,
+                    parts,
+                });
+                self.classes.len() - 1
+            }
+            None => {
+                let classes = self.classes.iter().enumerate();
+                let oldest = classes.min_by_key(|(_, class)| class.used);
+                oldest.map_or(0, |(index, _)| index)
+            }
+        };
+        let class = &mut self.classes[index];
+        // Its commands stay: they are compared with what is asked for.
+        (class.key, class.used) = (key, self.begun);
+        Ok(index)
+    }
+
+    fn make_parts(&self) -> Result<[Part; PARTS], DeviceError> {
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(PARTS as u32);
+        // SAFETY: V1 and V5.
+        let commands = unsafe { self.driver.device.allocate_command_buffers(&info) }
+            .map_err(|result| self.driver.failure("vkAllocateCommandBuffers", result, 0))?;
+        Ok(std::array::from_fn(|part| Part {
+            commands: commands[part],
+            sets: Vec::new(),
+            calls: Vec::new(),
+            is_recorded: false,
+        }))
+    }
+
+    /// Begins the commands of a part anew.
+    fn begin_part(&mut self, commands: vk::CommandBuffer) -> Result<(), DeviceError> {
+        let info = vk::CommandBufferBeginInfo::default();
         // SAFETY: C2, V2 and V5.
         unsafe {
-            self.driver
-                .device
-                .begin_command_buffer(self.commands, &info)
+            let (device, none) = (&self.driver.device, vk::CommandBufferResetFlags::empty());
+            device
+                .reset_command_buffer(commands, none)
+                .and_then(|()| device.begin_command_buffer(commands, &info))
         }
         .map_err(|result| self.driver.failure("vkBeginCommandBuffer", result, 0))?;
         if let Some(heaps) = &self.heaps {
@@ -480,18 +623,18 @@ impl Objects {
             let (device, sets) = (&self.driver.device, [heaps.handle]);
             // SAFETY: C2 for commands, H1 and H2 of the heap set for what is bound; V5.
             unsafe {
-                device.cmd_bind_descriptor_sets(self.commands, compute, layout, 1, &sets, &[]);
+                device.cmd_bind_descriptor_sets(commands, compute, layout, 1, &sets, &[]);
             }
         }
         Ok(())
     }
 
-    /// The descriptor set of this number, made with others when there is none yet.
-    fn set(&mut self, index: usize) -> Result<&mut Set, DeviceError> {
-        if index >= self.sets.len() {
+    /// A descriptor set, made with others when there is none left.
+    fn take_set(&mut self) -> Result<Set, DeviceError> {
+        if self.sets.is_empty() {
             self.make_sets()?;
         }
-        let set = self.sets.get_mut(index);
+        let set = self.sets.pop();
         set.ok_or(invalid("use a descriptor set that was not made"))
     }
 
@@ -527,14 +670,19 @@ impl Objects {
 pub struct Recording<'a> {
     state: MutexGuard<'a, State>,
     objects: &'a mut Objects,
-    /// The part that is recorded.
+    class: usize,
+    /// The part under way.
     part: usize,
-    /// Descriptor sets that the pass has used.
+    /// How many of its calls have been those of the pass before, while all have: nothing is recorded then.
+    matched: Option<usize>,
+    /// Parts that are to be submitted with the next.
+    waiting: Vec<vk::CommandBuffer>,
+    /// Descriptor sets that the part has used.
     used: usize,
     /// The one that is bound.
     shown: Option<usize>,
     /// The kernel that runs next, unless another is bound.
-    bound: vk::Pipeline,
+    bound: Option<PipelineName>,
     /// Whether there were copies since the last barrier.
     copied: bool,
     /// Whether copies see what was recorded before the last barrier, too.
@@ -543,7 +691,7 @@ pub struct Recording<'a> {
 
 impl fmt::Debug for Recording<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Recording").field(&self.used).finish()
+        f.debug_tuple("Recording").field(&self.matched).finish()
     }
 }
 
@@ -577,40 +725,138 @@ impl<'a> Recording<'a> {
         for (wanted, window) in wanted.iter_mut().zip(windows) {
             *wanted = self.resolve(window, true)?;
         }
-        self.show(&wanted)?;
-        self.bind(kernel);
-        let words = constants.iter().flat_map(|word| word.to_ne_bytes());
-        let ConstantBytes(bytes) = words.collect();
-        let bytes = &bytes[..size_of_val(constants)];
-        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
-        let layout = self.objects.layout.pipeline;
-        let stage = vk::ShaderStageFlags::COMPUTE;
-        // SAFETY: C1 for what the kernel touches, which `show` and `bind` have just bound; C2 for commands; V4, V5.
-        unsafe {
-            if !bytes.is_empty() {
-                device.cmd_push_constants(commands, layout, stage, 0, bytes);
-            }
-            device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
+        let mut words = [0; CONSTANT_BYTES / 4];
+        words[..constants.len()].copy_from_slice(constants);
+        self.call(Call::Dispatch {
+            kernel: (kernel.pipeline, kernel.name),
+            windows: wanted,
+            constants: (words, constants.len()),
+            groups,
+        })
+    }
+
+    /// The part under way.
+    fn part(&mut self) -> &mut Part {
+        &mut self.objects.classes[self.class].parts[self.part]
+    }
+
+    /// Begins a part, in which nothing is bound yet.
+    fn begin_part(&mut self) -> Result<(), DeviceError> {
+        self.matched = Some(0);
+        match self.objects.times.is_some() {
+            // What reads the device's clock is recorded each time.
+            true => self.record_from(0),
+            false => Ok(()),
         }
-        if let Some(times) = &mut self.objects.times {
-            times.note(commands, (kernel.name, groups));
+    }
+
+    /// Asks for something: what the pass before has asked for here, or else it is recorded.
+    fn call(&mut self, call: Call) -> Result<(), DeviceError> {
+        if let Some(matched) = self.matched {
+            let part = self.part();
+            if part.is_recorded && part.calls.get(matched) == Some(&call) {
+                self.matched = Some(matched + 1);
+                return Ok(());
+            }
+            self.record_from(matched)?;
+        }
+        self.part().calls.push(call);
+        self.record(&call)
+    }
+
+    /// Records the first `matched` calls of the part anew, and from now on what is asked for.
+    fn record_from(&mut self, matched: usize) -> Result<(), DeviceError> {
+        let part = self.part();
+        part.is_recorded = false;
+        part.calls.truncate(matched);
+        let commands = part.commands;
+        self.matched = None;
+        (self.used, self.shown, self.bound) = (0, None, None);
+        self.objects.begin_part(commands)?;
+        if let (Some(times), 0) = (&mut self.objects.times, self.part) {
+            times.begin(commands);
+        }
+        for call in 0..matched {
+            let call = self.part().calls[call];
+            self.record(&call)?;
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, call: &Call) -> Result<(), DeviceError> {
+        let commands = self.part().commands;
+        let driver = Arc::clone(&self.objects.driver);
+        match *call {
+            Call::Dispatch {
+                kernel: (kernel, name),
+                ref windows,
+                constants: (ref words, count),
+                groups,
+            } => {
+                self.show(windows)?;
+                self.bind(kernel);
+                let words = words.iter().flat_map(|word| word.to_ne_bytes());
+                let ConstantBytes(bytes) = words.collect();
+                let layout = self.objects.layout.pipeline;
+                let stage = vk::ShaderStageFlags::COMPUTE;
+                // SAFETY: C1 for what the kernel touches, which `show` and `bind` have just bound; C2 for commands; V4, V5.
+                unsafe {
+                    let device = &driver.device;
+                    if count > 0 {
+                        device.cmd_push_constants(commands, layout, stage, 0, &bytes[..4 * count]);
+                    }
+                    device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
+                }
+                self.objects.counters.recorded_dispatches += 1;
+                if let Some(times) = &mut self.objects.times {
+                    times.note(commands, (name, groups));
+                }
+            }
+            Call::Copy { from, to } => {
+                let regions = [vk::BufferCopy::default()
+                    .src_offset(from.offset)
+                    .dst_offset(to.offset)
+                    .size(from.length)];
+                let (from, to) = (from.buffer.handle, to.buffer.handle);
+                // SAFETY: C2 and C3, V4 and V5.
+                unsafe { driver.device.cmd_copy_buffer(commands, from, to, &regions) };
+            }
+            Call::Barrier {
+                stages: [first, then],
+                accesses: [before, after],
+            } => {
+                let barriers = [vk::MemoryBarrier::default()
+                    .src_access_mask(before)
+                    .dst_access_mask(after)];
+                let none = vk::DependencyFlags::empty();
+                // SAFETY: V2 and V5.
+                unsafe {
+                    let device = &driver.device;
+                    device.cmd_pipeline_barrier(commands, first, then, none, &barriers, &[], &[]);
+                }
+            }
         }
         Ok(())
     }
 
     /// Binds a set that shows `wanted`: the last one, if it does.
     fn show(&mut self, wanted: &Shown) -> Result<(), DeviceError> {
-        if (self.shown).is_some_and(|shown| self.objects.sets[shown].shows(wanted)) {
+        let (shown, used) = (self.shown, self.used);
+        if shown.is_some_and(|shown| self.part().sets[shown].shows(wanted)) {
             return Ok(());
         }
+        if used == self.part().sets.len() {
+            let set = self.objects.take_set()?;
+            self.part().sets.push(set);
+        }
         let driver = Arc::clone(&self.objects.driver);
-        let set = self.objects.set(self.used)?;
+        let part = self.part();
+        let set = &mut part.sets[used];
         set.show(&driver, wanted);
-        let sets = [set.handle];
-        self.shown = Some(self.used);
+        let (sets, commands) = ([set.handle], part.commands);
+        self.shown = Some(used);
         self.used += 1;
-        let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.objects.commands);
-        let layout = self.objects.layout.pipeline;
+        let (compute, layout) = (vk::PipelineBindPoint::COMPUTE, self.objects.layout.pipeline);
         // SAFETY: C2 for commands and set; C3 for what it shows, and what it showed before is not used; V5.
         unsafe {
             let device = &driver.device;
@@ -620,14 +866,14 @@ impl<'a> Recording<'a> {
     }
 
     /// Binds a kernel, unless it is.
-    fn bind(&mut self, kernel: &'a ComputeKernel) {
-        if self.bound != kernel.pipeline {
-            self.bound = kernel.pipeline;
-            let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.objects.commands);
-            // SAFETY: C2 for commands; C3 for the kernel, which is why no other has its handle.
+    fn bind(&mut self, kernel: PipelineName) {
+        if self.bound != Some(kernel) {
+            self.bound = Some(kernel);
+            let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.part().commands);
+            // SAFETY: C2 for commands; C3 for the kernel.
             unsafe {
                 let device = &self.objects.driver.device;
-                device.cmd_bind_pipeline(commands, compute, kernel.pipeline);
+                device.cmd_bind_pipeline(commands, compute, kernel.handle);
             }
         }
     }
@@ -640,8 +886,7 @@ impl<'a> Recording<'a> {
         let to = self.resolve(to, false)?.ok_or(invalid("copy to nothing"))?;
         let staging = &self.objects.input;
         let from = staged(staging, from, to.length)?;
-        self.copy_window(from, to);
-        Ok(())
+        self.copy_window(from, to)
     }
 
     /// Copies `from` to where the host reads it, from its byte `to` on.
@@ -654,8 +899,7 @@ impl<'a> Recording<'a> {
             .ok_or(invalid("copy from nothing"))?;
         let staging = &self.objects.output;
         let to = staged(staging, to, from.length)?;
-        self.copy_window(from, to);
-        Ok(())
+        self.copy_window(from, to)
     }
 
     /// Copies `from` to `to`, of as many bytes and apart from it.
@@ -671,64 +915,50 @@ impl<'a> Recording<'a> {
                 if overlap {
                     return Err(invalid("copy bytes to where they are"));
                 }
-                self.copy_window(from, to);
-                Ok(())
+                self.copy_window(from, to)
             }
             _ => Err(invalid("copy to a place of another length")),
         }
     }
 
-    fn copy_window(&mut self, from: Window, to: Window) {
+    fn copy_window(&mut self, from: Window, to: Window) -> Result<(), DeviceError> {
         if !self.seen_by_copies {
-            self.barrier_of_all();
+            self.barrier_of_all()?;
         }
         self.copied = true;
-        let regions = [vk::BufferCopy::default()
-            .src_offset(from.offset)
-            .dst_offset(to.offset)
-            .size(from.length)];
-        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
-        // SAFETY: C2 and C3, V4 and V5.
-        unsafe { device.cmd_copy_buffer(commands, from.buffer.handle, to.buffer.handle, &regions) };
+        self.call(Call::Copy { from, to })
     }
 
     /// What was recorded before is done, and seen, before what is recorded after begins: over all memory,
     /// since pages may be mapped in several buffers at once.
-    pub fn barrier(&mut self) {
-        match self.copied {
-            true => self.barrier_of_all(),
-            false => {
-                self.seen_by_copies = false;
-                let all = vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE;
-                let stage = vk::PipelineStageFlags::COMPUTE_SHADER;
-                self.wait(stage, [vk::AccessFlags::SHADER_WRITE, all]);
-            }
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn barrier(&mut self) -> Result<(), DeviceError> {
+        if self.copied {
+            return self.barrier_of_all();
         }
+        self.seen_by_copies = false;
+        let all = vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE;
+        self.call(Call::Barrier {
+            stages: [vk::PipelineStageFlags::COMPUTE_SHADER; 2],
+            accesses: [vk::AccessFlags::SHADER_WRITE, all],
+        })
     }
 
     /// The same, of copies too: a driver may take some microseconds longer to see to these.
-    fn barrier_of_all(&mut self) {
-        self.copied = false;
-        self.seen_by_copies = true;
+    fn barrier_of_all(&mut self) -> Result<(), DeviceError> {
+        (self.copied, self.seen_by_copies) = (false, true);
         let all = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
         let stages = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
-        self.wait(stages, [vk::AccessFlags::MEMORY_WRITE, all]);
+        self.call(Call::Barrier {
+            stages: [stages; 2],
+            accesses: [vk::AccessFlags::MEMORY_WRITE, all],
+        })
     }
 
-    fn wait(&mut self, stages: vk::PipelineStageFlags, [before, after]: [vk::AccessFlags; 2]) {
-        let barriers = [vk::MemoryBarrier::default()
-            .src_access_mask(before)
-            .dst_access_mask(after)];
-        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
-        let none = vk::DependencyFlags::empty();
-        // SAFETY: V2 and V5.
-        unsafe {
-            device.cmd_pipeline_barrier(commands, stages, stages, none, &barriers, &[], &[]);
-        }
-    }
-
-    /// Queues what was recorded, so that the device begins with it; what follows takes effect after it. Does nothing where a
-    /// pass has as many parts as it may.
+    /// Ends a part: what follows takes effect after it. Where it was recorded it is queued, so that the device begins with it; one
+    /// that is as the pass before had it waits for the next. Does nothing where a pass has as many parts as it may.
     ///
     /// # Errors
     /// What the driver refuses.
@@ -737,16 +967,44 @@ impl<'a> Recording<'a> {
         if next == PARTS {
             return Ok(());
         }
-        let (driver, commands) = (&self.objects.driver, self.objects.commands);
+        if self.end_part()? {
+            self.queue()?;
+        }
+        // The next commands see everything.
+        (self.copied, self.seen_by_copies) = (false, true);
+        self.part = next;
+        self.begin_part()
+    }
+
+    /// Ends the commands of the part, which wait to be queued then. Returns whether they were recorded.
+    fn end_part(&mut self) -> Result<bool, DeviceError> {
+        if let Some(matched) = self.matched {
+            let part = self.part();
+            let is_whole = part.is_recorded && matched == part.calls.len();
+            if is_whole {
+                let commands = part.commands;
+                self.waiting.push(commands);
+                return Ok(false);
+            }
+            self.record_from(matched)?;
+        }
+        let driver = Arc::clone(&self.objects.driver);
+        let part = self.part();
+        let commands = part.commands;
         // SAFETY: V2 and V5.
         unsafe { driver.device.end_command_buffer(commands) }
             .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
-        self.objects.busy = self.state.queue.submit(commands)?;
-        // Nothing is bound in the next commands, which see everything.
-        (self.shown, self.bound) = (None, vk::Pipeline::null());
-        (self.copied, self.seen_by_copies) = (false, true);
-        self.part = next;
-        self.objects.begin_part(next)
+        part.is_recorded = true;
+        self.waiting.push(commands);
+        Ok(true)
+    }
+
+    /// Queues the parts that wait.
+    fn queue(&mut self) -> Result<(), DeviceError> {
+        self.objects.busy = self.state.queue.submit(&self.waiting)?;
+        self.objects.counters.submissions += 1;
+        self.waiting.clear();
+        Ok(())
     }
 
     /// Ends the pass and queues it, or what is left of it, after everything submitted before and before everything submitted
@@ -755,26 +1013,16 @@ impl<'a> Recording<'a> {
     /// # Errors
     /// What the driver refuses; what was not queued before is not then.
     pub fn submit(mut self) -> Result<Fence, DeviceError> {
-        let barriers = [vk::MemoryBarrier::default()
-            .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
-            .dst_access_mask(vk::AccessFlags::HOST_READ)];
-        let driver = Arc::clone(&self.objects.driver);
-        let commands = self.objects.commands;
-        // SAFETY: V2 and V5.
-        unsafe {
-            driver.device.cmd_pipeline_barrier(
-                commands,
+        self.call(Call::Barrier {
+            stages: [
                 vk::PipelineStageFlags::ALL_COMMANDS,
                 vk::PipelineStageFlags::HOST,
-                vk::DependencyFlags::empty(),
-                &barriers,
-                &[],
-                &[],
-            );
-            driver.device.end_command_buffer(commands)
-        }
-        .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
-        self.objects.busy = self.state.queue.submit(commands)?;
+            ],
+            accesses: [vk::AccessFlags::MEMORY_WRITE, vk::AccessFlags::HOST_READ],
+        })?;
+        self.end_part()?;
+        self.queue()?;
+        self.objects.counters.passes += 1;
         if let Some(times) = &mut self.objects.times {
             times.submitted();
         }
@@ -795,6 +1043,18 @@ impl<'a> Recording<'a> {
                 }
                 memory.window(offset, length)?
             }
+            Bound::Reserved {
+                address,
+                length,
+                untouched,
+                touched,
+                access,
+            } if by_kernel => {
+                let whole = (address, length);
+                self.state
+                    .shown_reserved(whole, (untouched, touched), access)?
+            }
+            Bound::Reserved { .. } => return Err(invalid("copy what is not all mapped")),
             Bound::Mapped {
                 address,
                 length,

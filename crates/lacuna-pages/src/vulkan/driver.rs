@@ -381,20 +381,20 @@ impl Queue {
         Ok(next)
     }
 
-    /// Queues recorded commands.
-    pub(super) fn submit(&mut self, commands: vk::CommandBuffer) -> Result<Fence, DeviceError> {
+    /// Queues recorded commands, one after the other.
+    pub(super) fn submit(&mut self, commands: &[vk::CommandBuffer]) -> Result<Fence, DeviceError> {
         self.driver.check_alive()?;
         let next = Fence(self.submitted.0 + 1);
         let (timeline, from, to) = ([self.driver.timeline], [self.submitted.0], [next.0]);
         let mut points = vk::TimelineSemaphoreSubmitInfo::default()
             .wait_semaphore_values(&from)
             .signal_semaphore_values(&to);
-        let (commands, stages) = ([commands], [vk::PipelineStageFlags::ALL_COMMANDS]);
+        let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
         let info = vk::SubmitInfo::default()
             .wait_semaphores(&timeline)
             .wait_dst_stage_mask(&stages)
             .signal_semaphores(&timeline)
-            .command_buffers(&commands)
+            .command_buffers(commands)
             .push_next(&mut points);
         // SAFETY: V1: the caller keeps the commands and what they name until the point is reached
         // (V3); V2 by `&mut self`; V5.

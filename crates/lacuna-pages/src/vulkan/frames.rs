@@ -307,7 +307,7 @@ impl Recorder<'_> {
         // SAFETY: V2.
         unsafe { frame.driver.device.end_command_buffer(frame.commands) }
             .map_err(|result| frame.driver.failure("vkEndCommandBuffer", result, 0))?;
-        frame.busy = queue.submit(frame.commands)?;
+        frame.busy = queue.submit(&[frame.commands])?;
         Ok(frame.busy)
     }
 }

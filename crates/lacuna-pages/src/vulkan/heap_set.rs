@@ -70,10 +70,12 @@ impl HeapSet {
         Ok(set)
     }
 
-    /// Has it show all heaps that there are; the pass before is done (H1).
-    pub(super) fn show(&mut self, state: &State) {
+    /// Has it show all heaps that there are; the pass before is done (H1). Returns whether it was written: commands that
+    /// name it are to be recorded anew then.
+    pub(super) fn show(&mut self, state: &State) -> bool {
         let shows = Some(state.heap_changes());
         let heaps = state.heap_windows().filter(|_| self.shows != shows);
+        let is_written = heaps.is_some();
         if let Some(heaps) = heaps {
             let infos: Vec<_> = heaps
                 .map(|window| {
@@ -91,6 +93,7 @@ impl HeapSet {
             unsafe { self.driver.device.update_descriptor_sets(&writes, &[]) };
             self.shows = shows;
         }
+        is_written
     }
 }
 

@@ -76,7 +76,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ash::vk;
 
 pub use crate::gpu::words::{Rows, checksum};
-pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
+pub use compute::{Bound, Compute, ComputeCounters, ComputeKernel, Recording, WINDOWS};
 pub use kernel_cache::KernelCache;
 pub use memory::{DeviceMemory, MemoryUse};
 pub use open::{DriverIdentity, PageTable};

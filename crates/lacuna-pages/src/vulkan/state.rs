@@ -657,7 +657,34 @@ impl State {
         wanted: Access,
     ) -> Result<Window, DeviceError> {
         let space = self.check_mapped(address, length, wanted)?;
-        let (start, length) = (address.offset, length.get());
+        self.show(space, (address.offset, length.get()))
+    }
+
+    /// The same of a range of a reservation of which the kernel works on `touched` bytes, behind `untouched` others.
+    pub(super) fn shown_reserved(
+        &self,
+        (address, length): (Address, u64),
+        (untouched, touched): (u64, u64),
+        wanted: Access,
+    ) -> Result<Window, DeviceError> {
+        let outside = invalid("show a kernel more than what is reserved");
+        let within = untouched.checked_add(touched);
+        if within.is_none_or(|within| within > length) {
+            return Err(outside);
+        }
+        let first = Address {
+            offset: address.offset.saturating_add(untouched),
+            ..address
+        };
+        let space = self.check_mapped(first, ByteLength::new(touched), wanted)?;
+        let end = address.offset.checked_add(length);
+        if end.is_none_or(|end| end > space.length) {
+            return Err(outside);
+        }
+        self.show(space, (address.offset, length))
+    }
+
+    fn show(&self, space: &Space, (start, length): (u64, u64)) -> Result<Window, DeviceError> {
         let skip = start % shown_alignment(&self.driver);
         match &space.memory {
             SpaceMemory::Sparse(buffer, _) | SpaceMemory::Whole(buffer, ..) => Ok(Window {

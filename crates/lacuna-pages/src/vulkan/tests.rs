@@ -370,12 +370,12 @@ fn sum_pass(
     };
     let length = input.len() as u64;
     let constants = [0, input.len() as u32 / 4, 0];
-    let mut recording = compute.begin(input)?;
+    let mut recording = compute.begin(input, 0)?;
     recording.take_input(0, part(0, length))?;
-    recording.barrier();
+    recording.barrier()?;
     let windows = [part(0, length), part(512, 64), Bound::Unused, Bound::Unused];
     recording.dispatch(kernel, windows, &constants, [1, 1, 1])?;
-    recording.barrier();
+    recording.barrier()?;
     recording.leave_output(part(512, 4), 0)?;
     recording.submit()?;
     let mut found = [0; 4];
@@ -477,12 +477,12 @@ fn what_is_bound_is_not_bound_again() {
         length,
     };
     let input = [5; 256];
-    let mut recording = compute.begin(&input).unwrap();
+    let mut recording = compute.begin(&input, 0).unwrap();
     recording.take_input(0, part(0, 256)).unwrap();
     BOUND.set(0);
     let (count, ()) = written(|| {
         for (kernel, length) in [(&first, 256), (&first, 256), (&second, 256), (&second, 128)] {
-            recording.barrier();
+            recording.barrier().unwrap();
             let windows = [part(0, length), part(512, 64), Bound::Unused, Bound::Unused];
             let constants = [0, length as u32 / 4, 0];
             recording
@@ -492,7 +492,7 @@ fn what_is_bound_is_not_bound_again() {
     });
     // Two sets of two bindings each; the same kernel, compiled twice, is two.
     assert_eq!((count, BOUND.get()), (4, 2));
-    recording.barrier();
+    recording.barrier().unwrap();
     recording.leave_output(part(512, 4), 0).unwrap();
     recording.submit().unwrap();
     let mut found = [0; 4];
@@ -546,7 +546,7 @@ fn a_pass_that_was_dropped_took_no_time() {
         length,
     };
     let windows = [part(0, 256), part(512, 64), Bound::Unused, Bound::Unused];
-    let mut dropped = compute.begin(&[0; 256]).unwrap();
+    let mut dropped = compute.begin(&[0; 256], 0).unwrap();
     dropped
         .dispatch(&kernel, windows, &[0, 64, 0], [1, 1, 1])
         .unwrap();
@@ -583,7 +583,7 @@ fn a_kernel_is_not_shown_what_is_not_there() {
         refused.push(part(4, 8));
     }
     for bound in refused {
-        let mut recording = compute.begin(&[0; 256]).unwrap();
+        let mut recording = compute.begin(&[0; 256], 0).unwrap();
         let windows = [bound, part(512, 64), Bound::Unused, Bound::Unused];
         let refused = recording.dispatch(&kernel, windows, &[0, 1, 0], [1, 1, 1]);
         assert!(
@@ -591,7 +591,7 @@ fn a_kernel_is_not_shown_what_is_not_there() {
             "{bound:?}: {refused:?}"
         );
     }
-    let mut recording = compute.begin(&[0; 256]).unwrap();
+    let mut recording = compute.begin(&[0; 256], 0).unwrap();
     let windows = [part(0, 64), part(512, 64), Bound::Unused, Bound::Unused];
     let mut dispatch =
         |constants: &[u32], groups| recording.dispatch(&kernel, windows, constants, groups);
@@ -614,7 +614,7 @@ fn a_kernel_is_not_shown_what_is_not_there() {
     let found = sum_pass(&mut compute, &kernel, &memory, &input).unwrap();
     assert_eq!(found, checksum(&input));
     assert!(
-        compute.begin(&[0; 5000]).is_err(),
+        compute.begin(&[0; 5000], 0).is_err(),
         "more than was asked for"
     );
 }
