@@ -21,7 +21,7 @@ use crate::kernels::{
     PARTITION, THREADS, VECTOR_BYTES,
 };
 use crate::part::Part;
-use crate::pass::{Pass, Quantized, Shown, device_rows, number};
+use crate::pass::{Pass, Quantized, device_rows, number};
 
 /// Words of the partial results of one token, in so many partitions.
 pub(crate) fn state_words(shape: &AttentionShape, partitions: usize) -> u64 {
@@ -98,6 +98,9 @@ impl Group {
 /// What a segment of a pass, or a part of one, is to attention.
 struct Sight<'a> {
     shape: &'a AttentionShape,
+    /// The segment's number, and how many of its tokens come before.
+    segment: usize,
+    offset: usize,
     /// The position of its first token.
     position: usize,
     tokens: usize,
@@ -216,10 +219,12 @@ impl<'a> Pass<'a> {
         let words = self.room.state_words;
         let mut waiting: Vec<(Merge, usize)> = Vec::new();
         let (mut used, mut before) = (0, 0);
-        for segment in segments {
+        for (index, segment) in segments.iter().enumerate() {
             for (tokens, whole) in runs(segment, self.whole_images) {
                 let sight = Sight {
                     shape,
+                    segment: index,
+                    offset: tokens.start,
                     position: segment.sequence.len() + tokens.start,
                     tokens: tokens.len(),
                     whole,
@@ -290,7 +295,7 @@ impl<'a> Pass<'a> {
         for partitions in self.shown_at_once(&sides, &group.partitions) {
             let first_row = held.max(partitions.start * PARTITION);
             let rows = first_row..end.min(partitions.end * PARTITION);
-            let [keys, values] = sides.map(|side| self.rows_of(&side, &rows));
+            let ([keys, values], first_row) = self.rows_of(segment, sides, &rows, Access::Read);
             let [key, value] = sides.map(|side| side.layout);
             let [key_code, value_code] =
                 [key, value].map(|layout| element_code(layout.element).unwrap_or(0));
@@ -305,13 +310,14 @@ impl<'a> Pass<'a> {
                 soft_cap: shape.soft_cap.unwrap_or(0.0),
                 mask,
                 reach,
-                position: number(sight.position),
+                position: self.position(sight.segment),
+                offset: number(sight.offset),
                 first_token: number(group.tokens.start),
                 tokens: number(group.tokens.len()),
                 first_partition: number(partitions.start),
                 base_partition: number(group.partitions.start),
                 partitions: number(group.states_of_token()),
-                first_row: number(rows.start),
+                first_row: number(first_row),
                 key_skip: keys.skip / unit,
                 key_stride: number(key.row_stride) / unit,
                 value_skip: values.skip / unit,
@@ -346,19 +352,6 @@ impl<'a> Pass<'a> {
         starts.map(move |start| start..end.min(start + most))
     }
 
-    fn rows_of(&self, side: &DeviceRows, rows: &Range<usize>) -> Shown<'a> {
-        let layout = side.layout;
-        let stride = layout.row_stride as u64;
-        let row_bytes = (layout.heads * layout.head_stride) as u64;
-        let bytes = (rows.len() as u64 - 1) * stride + row_bytes;
-        self.mapped(
-            side.address,
-            rows.start as u64 * stride,
-            bytes,
-            Access::Read,
-        )
-    }
-
     fn merging(
         &self,
         sight: &Sight<'_>,
@@ -379,7 +372,8 @@ impl<'a> Pass<'a> {
             value_dim: number(shape.value_dim),
             mask,
             reach,
-            position: number(sight.position),
+            position: self.position(sight.segment),
+            offset: number(sight.offset),
             first_token: number(group.tokens.start),
             base_partition: number(group.partitions.start),
             partitions: number(group.states_of_token()),

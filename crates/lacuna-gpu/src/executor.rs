@@ -11,10 +11,10 @@ use lacuna_kv::Geometry;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
-    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Likeliest,
-    PassSize, Scratch, Segment, TokenLogit,
+    BatchLimits, Executor, ExecutorCounters, ExecutorError, ExecutorMemory, ForwardError,
+    KernelTime, Likeliest, PassSize, Scratch, Segment, TokenLogit,
 };
-use lacuna_pages::vulkan::{Compute, DeviceMemory, DriverIdentity, VulkanQueue};
+use lacuna_pages::vulkan::{Compute, ComputeCounters, DeviceMemory, DriverIdentity, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::capability::has_parts_of_images;
@@ -161,6 +161,8 @@ impl VulkanExecutor {
     ) -> Result<(), ForwardError> {
         self.input.clear();
         self.given.clear();
+        let positions = segments.iter().map(|segment| segment.sequence.len() as u32);
+        self.input.extend(positions.map(f32::from_bits));
         let (Some(split), Some(scratch)) = (&self.part.split, &mut self.before) else {
             return Ok(());
         };
@@ -308,7 +310,9 @@ impl VulkanExecutor {
         (size.tokens, size.logit_rows, segments.len(), wanted).hash(&mut hasher);
         let class = hasher.finish();
         let pass = Pass {
-            recording: self.compute.begin(bytemuck::cast_slice(&self.input), class)?,
+            recording: self
+                .compute
+                .begin(bytemuck::cast_slice(&self.input), class)?,
             kernels: &self.kernels,
             weights: &self.weights,
             arena: &self.arena,
@@ -395,8 +399,18 @@ impl Executor for VulkanExecutor {
         Ok(&self.top_k)
     }
 
-    fn read_back_bytes(&self) -> u64 {
-        self.read_back_bytes
+    fn counters(&self) -> ExecutorCounters {
+        let ComputeCounters {
+            passes,
+            submissions,
+            recorded_dispatches,
+        } = self.compute.counters();
+        ExecutorCounters {
+            passes,
+            submissions,
+            recorded_dispatches,
+            read_back_bytes: self.read_back_bytes,
+        }
     }
 
     fn memory(&self) -> ExecutorMemory {
@@ -447,7 +461,8 @@ fn input_elements(part: &Part, limits: BatchLimits) -> usize {
         Op::Rotations { width, .. } => *width,
         _ => 0,
     });
-    limits.tokens * (handed + widths.sum::<usize>())
+    // And the position of each segment, which has a token or more.
+    limits.tokens * (1 + handed + widths.sum::<usize>())
 }
 
 /// What lies behind the slots, and the bytes of all that.
@@ -458,14 +473,15 @@ fn room(part: &Part, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
     let states = (blocks + quantized_bytes(actions, limits)).next_multiple_of(ALIGNMENT);
     let state_words = attention::room(part, limits);
     let first = (states / 4) as u64 + state_words;
+    let shape = [limits.logit_rows, part.model.spec().vocabulary];
+    let of_logits = likeliest::room(shape).max(top_k::room(shape));
     let room = Room {
         blocks: word(blocks),
         states: word(states),
         state_words,
         of_logits: u32::try_from(first).unwrap_or(u32::MAX),
+        positions: u32::try_from(first + of_logits).unwrap_or(u32::MAX),
     };
-    let shape = [limits.logit_rows, part.model.spec().vocabulary];
-    let of_logits = likeliest::room(shape).max(top_k::room(shape));
-    let bytes = 4 * (first + of_logits);
+    let bytes = 4 * (first + of_logits + limits.tokens as u64);
     (room, bytes.next_multiple_of(ALIGNMENT as u64))
 }

@@ -2,8 +2,10 @@
 //!
 //! Operations take effect one after another, with a barrier between; what belongs to one operation runs side by side.
 
+use std::ops::Range;
+
 use lacuna_kernels::{HeadOrder, HeadRows, RopeStyle};
-use lacuna_kv::{Layer, Side};
+use lacuna_kv::{DeviceRows, Layer, Side};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Factor, MatrixId, Op, Rows, Slot, VectorId};
 use lacuna_models::spec::{Activation, Gating, NormKind};
@@ -79,6 +81,8 @@ pub(crate) struct Room {
     pub(crate) state_words: u64,
     /// The first word of what is found of rows of logits.
     pub(crate) of_logits: u32,
+    /// The first of a word for each segment: the position of its first token.
+    pub(crate) positions: u32,
 }
 
 /// What the host gets of a row of logits.
@@ -129,6 +133,14 @@ impl<'a> Pass<'a> {
         actions: &[Action],
         segments: &[Segment<'_>],
     ) -> Result<(), DeviceError> {
+        // The first words of what the host gives.
+        let positions = Bound::Memory {
+            memory: self.arena,
+            offset: 4 * u64::from(self.room.positions),
+            length: 4 * segments.len() as u64,
+        };
+        self.recording.take_input(0, positions)?;
+        self.recording.barrier()?;
         if self.is_begun {
             self.take_given()?;
         }
@@ -801,16 +813,16 @@ impl<'a> Pass<'a> {
     /// New queries, keys and values are made ready, and the latter go to the buffers of their sequences.
     fn heads(&mut self, heads: &Heads, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
         let mut start = 0;
-        for segment in segments {
-            let [keys, values] =
-                Side::BOTH.map(|side| self.new_rows((Layer(heads.layer), side), segment));
+        for (index, segment) in segments.iter().enumerate() {
+            let layer = Layer(heads.layer);
+            let [keys, values] = self.new_rows(layer, Side::BOTH, segment);
             let windows = [
                 self.activations(),
                 whole(self.weights.vectors()),
                 keys.shown.bound,
                 values.shown.bound,
             ];
-            let constants = self.heads_constants(heads, start, [&keys, &values]);
+            let constants = self.heads_constants(heads, [index, start], [&keys, &values]);
             let shape = &heads.shape;
             let tokens = segment.tokens.len();
             let grid = [
@@ -825,11 +837,11 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Of a segment that begins with the token `start`.
+    /// Of the `segment`-th segment, which begins with the token `start`.
     fn heads_constants(
         &self,
         heads: &Heads,
-        start: usize,
+        [segment, start]: [usize; 2],
         [keys, values]: [&NewRows<'_>; 2],
     ) -> HeadsConstants {
         let shape = &heads.shape;
@@ -856,6 +868,8 @@ impl<'a> Pass<'a> {
             pairs: number(pairs),
             apart: number(apart),
             step: number(step),
+            position: self.position(segment),
+            first_row: keys.first_row,
             key_to: keys.shown.skip / 4,
             key_stride: keys.stride,
             value_to: values.shown.skip / 4,
@@ -864,19 +878,68 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Where a segment's new rows of one side of a layer go.
-    fn new_rows(&self, (layer, side): (Layer, Side), segment: &Segment<'_>) -> NewRows<'a> {
-        let rows = device_rows(segment, layer, side);
-        let layout = rows.layout;
-        let stride = layout.row_stride as u64;
-        let row_bytes = (layout.heads * layout.head_stride) as u64;
-        let first = segment.sequence.len() as u64;
-        let bytes = (segment.tokens.len() as u64 - 1) * stride + row_bytes;
-        NewRows {
-            shown: self.mapped(rows.address, first * stride, bytes, Access::ReadWrite),
-            stride: number(layout.row_stride / 4),
-            element: element_code(layout.element).unwrap_or(NONE),
-        }
+    /// The word that has the position of the first token of a segment.
+    pub(crate) fn position(&self, segment: usize) -> u32 {
+        self.room.positions + number(segment)
+    }
+
+    /// Where a segment's new rows of some sides of a layer go.
+    fn new_rows<const N: usize>(
+        &self,
+        layer: Layer,
+        sides: [Side; N],
+        segment: &Segment<'_>,
+    ) -> [NewRows<'a>; N] {
+        let sides = sides.map(|side| device_rows(segment, layer, side));
+        let first = segment.sequence.len();
+        let rows = first..first + segment.tokens.len();
+        let (shown, first_row) = self.rows_of(segment, sides, &rows, Access::ReadWrite);
+        std::array::from_fn(|side| {
+            let layout = sides[side].layout;
+            NewRows {
+                shown: shown[side],
+                first_row: number(first_row),
+                stride: number(layout.row_stride / 4),
+                element: element_code(layout.element).unwrap_or(NONE),
+            }
+        })
+    }
+
+    /// Rows of some sides of a layer as a kernel is shown them, and the first row that it is shown: all that the sequence may
+    /// have, unless these are too long, so that the next step is shown the same.
+    pub(crate) fn rows_of<const N: usize>(
+        &self,
+        segment: &Segment<'_>,
+        sides: [DeviceRows; N],
+        rows: &Range<usize>,
+        access: Access,
+    ) -> ([Shown<'a>; N], usize) {
+        let bytes = |side: &DeviceRows, rows: usize| {
+            let layout = side.layout;
+            let row_bytes = (layout.heads * layout.head_stride) as u64;
+            (rows as u64 - 1) * layout.row_stride as u64 + row_bytes
+        };
+        let capacity = segment.sequence.capacity();
+        let skip = |side: &DeviceRows| side.address.offset % self.shown_alignment;
+        let fits = |side: &DeviceRows| bytes(side, capacity) + skip(side) <= self.window;
+        let whole = sides.iter().all(fits);
+        let shown = sides.map(|side| {
+            let start = (rows.start * side.layout.row_stride) as u64;
+            let touched = bytes(&side, rows.len());
+            if !whole {
+                return self.mapped(side.address, start, touched, access);
+            }
+            let bound = Bound::Reserved {
+                address: side.address,
+                length: bytes(&side, capacity),
+                untouched: start,
+                touched,
+                access,
+            };
+            let skip = skip(&side) as u32;
+            Shown { bound, skip }
+        });
+        (shown, if whole { 0 } else { rows.start })
     }
 
     /// New rows of one side of a layer go to the buffers of their sequences.
@@ -888,9 +951,9 @@ impl<'a> Pass<'a> {
         segments: &[Segment<'_>],
     ) -> Result<(), DeviceError> {
         let mut start = 0;
-        for segment in segments {
+        for (index, segment) in segments.iter().enumerate() {
             let tokens = segment.tokens.len();
-            let rows = self.new_rows((layer, side), segment);
+            let [rows] = self.new_rows(layer, [side], segment);
             let element = device_rows(segment, layer, side).layout.element;
             let windows = [
                 self.activations(),
@@ -903,6 +966,8 @@ impl<'a> Pass<'a> {
                 let count = number(tokens * width / (2 * BLOCK));
                 let constants = StoreBlocks {
                     source: self.word(slot) + number(start * width),
+                    position: self.position(index),
+                    first_row: rows.first_row,
                     to: rows.shown.skip / 4,
                     stride: rows.stride,
                     width: number(width),
@@ -916,6 +981,8 @@ impl<'a> Pass<'a> {
             let count = number(words * tokens);
             let constants = Store {
                 source: self.word(slot) + number(start * width),
+                position: self.position(index),
+                first_row: rows.first_row,
                 to: rows.shown.skip / 4,
                 stride: rows.stride,
                 width: number(width),
@@ -1072,6 +1139,8 @@ pub(crate) struct Shown<'a> {
 /// Where new rows of a side go, as a kernel is shown it.
 struct NewRows<'a> {
     shown: Shown<'a>,
+    /// The first row that is shown.
+    first_row: u32,
     /// Words from one row to the next.
     stride: u32,
     element: u32,
@@ -1219,11 +1288,7 @@ pub(crate) fn whole(memory: &DeviceMemory) -> Bound<'_> {
 }
 
 /// Where a sequence's rows of one side of a layer are.
-pub(crate) fn device_rows(
-    segment: &Segment<'_>,
-    layer: Layer,
-    side: Side,
-) -> lacuna_kv::DeviceRows {
+pub(crate) fn device_rows(segment: &Segment<'_>, layer: Layer, side: Side) -> DeviceRows {
     let rows = segment.sequence.device_rows(layer, side);
     rows.expect("sequences of the device's own cache lie at equal distances")
 }

@@ -150,8 +150,8 @@ pub trait Executor: fmt::Debug + Send {
         count: usize,
     ) -> Result<&[TokenLogit], ForwardError>;
 
-    /// Bytes that passes have left for the processor so far.
-    fn read_back_bytes(&self) -> u64;
+    /// What passes have come to so far.
+    fn counters(&self) -> ExecutorCounters;
 
     /// Where its bytes are, KV rows aside.
     fn memory(&self) -> ExecutorMemory;
@@ -176,6 +176,19 @@ pub enum Likeliest {
     Token(u32),
     /// The first token whose logit is infinite or no number: nothing is to be chosen from the row.
     NotFinite(u32),
+}
+
+/// What the passes of an executor have come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExecutorCounters {
+    /// Passes that were computed.
+    pub passes: u64,
+    /// Submissions of them to the device.
+    pub submissions: u64,
+    /// Dispatches of kernels that were recorded for them: none of a pass that is as one before.
+    pub recorded_dispatches: u64,
+    /// Bytes that they have left for the processor.
+    pub read_back_bytes: u64,
 }
 
 /// A token and its logit.

@@ -29,8 +29,8 @@ pub const NUMERICS_VERSION: u32 = 3;
 
 pub use demo::demo;
 pub use device::{
-    ComputeDevice, DeviceLayers, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest,
-    MatrixWeights, PassSize, TokenLogit, UnknownDeviceLayers,
+    ComputeDevice, DeviceLayers, Executor, ExecutorCounters, ExecutorError, ExecutorMemory,
+    KernelTime, Likeliest, MatrixWeights, PassSize, TokenLogit, UnknownDeviceLayers,
 };
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,

@@ -101,7 +101,7 @@ fn attend_tile(
     var part = p.first_partition + place.y;
     var last_part = part;
     if p.merged != 0u {
-        let position = p.position + p.first_token;
+        let position = first_position();
         part = first_row(position + first / p.group) / PARTITION;
         last_part = (seen_to(position + (end - 1u) / p.group) - 1u) / PARTITION;
     }

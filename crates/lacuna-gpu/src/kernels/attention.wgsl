@@ -9,7 +9,7 @@
 // A query row is one head of one token: those of the tokens that share a head of keys are numbered one token after the other.
 
 struct Params {
-    queries: u32,          // word of the first head of the segment's first token
+    queries: u32,          // word of the first head of the run's first token
     states: u32,           // word of the first state
     query_heads: u32,
     group: u32,            // query heads to a head of keys
@@ -19,8 +19,9 @@ struct Params {
     soft_cap: f32,         // 0: none
     mask: u32,             // 0: all rows up to its own, 1: a window of `reach` rows, 2: chunks of `reach` rows
     reach: u32,
-    position: u32,         // of the segment's first token
-    first_token: u32,      // of those that are computed, in the segment
+    position: u32,         // word that has the position of the segment's first token
+    offset: u32,           // from that token to the first of its run
+    first_token: u32,      // of those that are computed, in the run
     tokens: u32,           // that are computed
     first_partition: u32,  // of those that are computed
     base_partition: u32,   // the first that states have room for
@@ -57,6 +58,12 @@ fn capped(score: f32) -> f32 {
     return sign(x) * p.soft_cap * ((1.0 - power) / (1.0 + power));
 }
 
+// The position of the first token that is computed. It is not among what kernels are told with a dispatch, so that a step is
+// the same as the one before it.
+fn first_position() -> u32 {
+    return bitcast<u32>(arena[p.position]) + p.offset + p.first_token;
+}
+
 // The word of a query row's state in a partition.
 fn state_of(query_row: u32, head: u32, part: u32) -> u32 {
     let number = query_row / p.group * p.query_heads + head * p.group + query_row % p.group;
@@ -71,13 +78,13 @@ fn query_of(query_row: u32, head: u32) -> u32 {
 
 // Whether a query row sees the row `row`.
 fn sees(query_row: u32, row: u32) -> bool {
-    let own = p.position + p.first_token + query_row / p.group;
+    let own = first_position() + query_row / p.group;
     return row >= first_row(own) && row < seen_to(own);
 }
 
 // The rows of a partition that any of the query rows from `first` to before `end` sees: the first, and behind the last.
 fn seen_of(part: u32, first: u32, end: u32) -> vec2<u32> {
-    let position = p.position + p.first_token;
+    let position = first_position();
     return vec2<u32>(
         max(first_row(position + first / p.group), part * PARTITION),
         min(seen_to(position + (end - 1u) / p.group), (part + 1u) * PARTITION),

@@ -91,6 +91,8 @@ constants! {
         pairs: u32,
         apart: u32,
         step: u32,
+        position: u32,
+        first_row: u32,
         key_to: u32,
         key_stride: u32,
         value_to: u32,
@@ -142,6 +144,8 @@ constants! {
     /// `store.wgsl`
     Store {
         source: u32,
+        position: u32,
+        first_row: u32,
         to: u32,
         stride: u32,
         width: u32,
@@ -165,6 +169,7 @@ constants! {
         mask: u32,
         reach: u32,
         position: u32,
+        offset: u32,
         first_token: u32,
         tokens: u32,
         first_partition: u32,
@@ -192,6 +197,7 @@ constants! {
         mask: u32,
         reach: u32,
         position: u32,
+        offset: u32,
         first_token: u32,
         base_partition: u32,
         partitions: u32,
@@ -345,7 +351,15 @@ constants! {
 
 constants! {
     /// `store_blocks.wgsl`
-    StoreBlocks { source: u32, to: u32, stride: u32, width: u32, count: u32 }
+    StoreBlocks {
+        source: u32,
+        position: u32,
+        first_row: u32,
+        to: u32,
+        stride: u32,
+        width: u32,
+        count: u32,
+    }
 }
 
 constants! {

@@ -17,7 +17,9 @@ struct Params {
     pairs: u32,         // pairs of a head that turn
     apart: u32,         // from the first of a pair to the second
     step: u32,          // from the first of a pair to that of the next
-    key_to: u32,        // word of the first row in the window
+    position: u32,      // word that has the position of the segment's first token
+    first_row: u32,     // the window's first row
+    key_to: u32,        // word of that row in the window
     key_stride: u32,    // words from one row of the window to the next
     value_to: u32,
     value_stride: u32,
@@ -88,6 +90,11 @@ fn word(i: u32, element: u32) -> u32 {
     return to_bf16(first) | (to_bf16(second) << 16u);
 }
 
+// A token's row in the window.
+fn row_of(token: u32) -> u32 {
+    return bitcast<u32>(arena[p.position]) + token - p.first_row;
+}
+
 // Words that a head takes as elements of a kind.
 fn words(element: u32) -> u32 {
     if element == 0u {
@@ -128,13 +135,13 @@ fn heads(
         }
     } else if is_key {
         let element = p.elements % 4u;
-        let to = p.key_to + token * p.key_stride + number * words(element);
+        let to = p.key_to + row_of(token) * p.key_stride + number * words(element);
         for (var i = thread; i < words(element); i += THREADS) {
             keep_key(to + i, word(i, element));
         }
     } else {
         let element = p.elements / 4u;
-        let to = p.value_to + token * p.value_stride + number * words(element);
+        let to = p.value_to + row_of(token) * p.value_stride + number * words(element);
         for (var i = thread; i < words(element); i += THREADS) {
             keep_value(to + i, word(i, element));
         }

@@ -9,6 +9,7 @@ struct Params {
     mask: u32,             // as `attend` has it
     reach: u32,
     position: u32,
+    offset: u32,
     first_token: u32,
     base_partition: u32,
     partitions: u32,
@@ -53,7 +54,7 @@ fn merge(
     let token = p.first_token + place.y;
     var merged = vec4<f32>();
     if within {
-        let own = p.position + token;
+        let own = bitcast<u32>(arena[p.position]) + p.offset + token;
         var start = 0u;
         var end = 0u;
         if p.merged == 0u {

@@ -2,12 +2,14 @@
 
 struct Params {
     source: u32,     // word of the first element
-    to: u32,       // word of the first row in the window
-    stride: u32,   // words from one row of the window to the next
-    width: u32,    // elements of a row
-    words: u32,    // words that those take
-    element: u32,  // 0: f32, 1: f16, 2: bf16
-    count: u32,    // words of all rows
+    position: u32,   // word that has the position of the segment's first token
+    first_row: u32,  // the window's first row
+    to: u32,         // word of that row in the window
+    stride: u32,     // words from one row of the window to the next
+    width: u32,      // elements of a row
+    words: u32,      // words that those take
+    element: u32,    // 0: f32, 1: f16, 2: bf16
+    count: u32,      // words of all rows
 }
 
 var<immediate> p: Params;
@@ -26,7 +28,7 @@ fn store(
     }
     let row = number / p.words;
     let word = number % p.words;
-    let to = p.to + row * p.stride + word;
+    let to = p.to + (arena[p.position] + row - p.first_row) * p.stride + word;
     let source = p.source + row * p.width;
     if p.element == 0u {
         keep(to, arena[source + word]);

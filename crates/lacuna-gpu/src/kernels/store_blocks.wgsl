@@ -2,11 +2,13 @@
 // thread for every two blocks, which are 17 words.
 
 struct Params {
-    source: u32,  // word of the first element
-    to: u32,      // word of the first row in the window
-    stride: u32,  // words from one row of the window to the next
-    width: u32,   // elements of a row
-    count: u32,   // pairs of blocks of all rows
+    source: u32,     // word of the first element
+    position: u32,   // word that has the position of the segment's first token
+    first_row: u32,  // the window's first row
+    to: u32,         // word of that row in the window
+    stride: u32,     // words from one row of the window to the next
+    width: u32,      // elements of a row
+    count: u32,      // pairs of blocks of all rows
 }
 
 var<immediate> p: Params;
@@ -42,7 +44,8 @@ fn store_blocks(
         return;
     }
     let pairs = p.width / 64u;
-    let to = p.to + number / pairs * p.stride + number % pairs * 17u;
+    let row = bitcast<u32>(arena[p.position]) + number / pairs - p.first_row;
+    let to = p.to + row * p.stride + number % pairs * 17u;
     let source = p.source + number * 64u;
     let first = unit_of(largest_of(source));
     let second = unit_of(largest_of(source + 32u));

@@ -28,12 +28,12 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
     let queue = device.queue();
     let words = floats.len() / 2;
     let mut compute = queue
-        .compute(4 * floats.len(), 4 * words)
+        .compute(4 * floats.len() + 4, 4 * words)
         .expect("a few kilobytes");
     let kernels =
         Kernels::new(&compute, &Wanted::default(), false).expect("the device compiles them");
     let memory = |words: usize| queue.memory(ByteLength::new(4 * words as u64));
-    let (arena, rows) = (memory(floats.len()), memory(words));
+    let (arena, rows) = (memory(floats.len() + 1), memory(words));
     let (arena, rows) = (
         arena.expect("a few kilobytes"),
         rows.expect("a few kilobytes"),
@@ -43,8 +43,12 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
         offset: 0,
         length: 4 * words as u64,
     };
+    // Behind them, the position of the only row.
+    let given = [floats, &[f32::from_bits(0)]].concat();
     let constants = Store {
         source: 0,
+        position: floats.len() as u32,
+        first_row: 0,
         to: 0,
         stride: words as u32,
         width: floats.len() as u32,
@@ -53,9 +57,9 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
         count: words as u32,
     };
     let mut recording = compute
-        .begin(bytemuck::cast_slice(floats), 0)
+        .begin(bytemuck::cast_slice(&given), 0)
         .expect("as much as was asked for");
-    let (from, to) = (part(&arena, floats.len()), part(&rows, words));
+    let (from, to) = (part(&arena, given.len()), part(&rows, words));
     recording.take_input(0, from).expect("as long");
     recording.barrier().expect("the device is there");
     let groups = [(words as u32).div_ceil(THREADS), 1, 1];

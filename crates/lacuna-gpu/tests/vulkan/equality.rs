@@ -251,11 +251,12 @@ fn the_likeliest_of_several_tokens_are_those_of_the_logits() {
         });
         let wanted: Vec<TokenLogit> = sorted.collect();
         for chunk in [1, 9, 70] {
-            let (mut sequence, before) = (model.sequence(), model.executor.read_back_bytes());
+            let (mut sequence, before) =
+                (model.sequence(), model.executor.counters().read_back_bytes);
             let chunks = tokens.chunks(chunk);
             let found = chunks.flat_map(|chunk| model.top_k(&mut sequence, chunk, count));
             assert!(found.eq(wanted.iter().copied()), "{count}, {chunk} at once");
-            let read = model.executor.read_back_bytes() - before;
+            let read = model.executor.counters().read_back_bytes - before;
             assert_eq!(read, 8 * 70 * count as u64);
         }
     }
@@ -270,7 +271,7 @@ fn likeliest_tokens_are_those_of_the_logits_and_four_bytes_each() {
     let tokens = some_tokens(70, vocabulary);
     let logits = model.logits(&tokens);
     let row_bytes = 4 * vocabulary as u64;
-    assert_eq!(model.executor.read_back_bytes(), 70 * row_bytes);
+    assert_eq!(model.executor.counters().read_back_bytes, 70 * row_bytes);
     let first_of_largest = |row: &[f32]| {
         let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let at = row.iter().position(|&logit| logit == most);
@@ -279,10 +280,10 @@ fn likeliest_tokens_are_those_of_the_logits_and_four_bytes_each() {
     let wanted = logits.chunks_exact(vocabulary).map(first_of_largest);
     let wanted: Vec<Likeliest> = wanted.collect();
     for chunk in [1, 9, 70] {
-        let (mut sequence, before) = (model.sequence(), model.executor.read_back_bytes());
+        let (mut sequence, before) = (model.sequence(), model.executor.counters().read_back_bytes);
         let chunks = tokens.chunks(chunk);
         let found = chunks.flat_map(|chunk| model.likeliest(&mut sequence, chunk));
         assert_eq!(found.collect::<Vec<_>>(), wanted, "{chunk} at once");
-        assert_eq!(model.executor.read_back_bytes() - before, 4 * 70);
+        assert_eq!(model.executor.counters().read_back_bytes - before, 4 * 70);
     }
 }

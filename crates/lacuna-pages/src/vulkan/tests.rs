@@ -402,6 +402,9 @@ fn a_pass_is_one_submission_and_takes_nothing_after_the_first() {
         assert_eq!(found, checksum(&input), "pass {pass}");
         assert_eq!(CALLS.get(), 1, "submitted, and no buffer, memory or bind");
     }
+    let counters = compute.counters();
+    assert_eq!((counters.passes, counters.submissions), (4, 4));
+    assert_eq!(counters.recorded_dispatches, 1, "by the first");
     let used = queue.memory_use();
     assert!(used.allocated >= memory.length(), "{used:?}");
     drop(memory);
@@ -498,6 +501,111 @@ fn what_is_bound_is_not_bound_again() {
     let mut found = [0; 4];
     compute.output(&mut found).unwrap();
     assert_eq!(u32::from_le_bytes(found), checksum(&input[..128]));
+}
+
+/// A pass of some parts, each of which sums so many of the first words of what it is given. Returns what was recorded, and
+/// how many submissions it was.
+fn sums_pass(
+    compute: &mut Compute,
+    kernel: &ComputeKernel,
+    memory: &DeviceMemory,
+    class: u64,
+    sums: &[u32],
+) -> (u64, u64) {
+    let part = |offset, length| Bound::Memory {
+        memory,
+        offset,
+        length,
+    };
+    let input: Vec<u8> = (0..256).map(|at| (at * 7 + sums.len()) as u8).collect();
+    let before = compute.counters();
+    BOUND.set(0);
+    let mut recording = compute.begin(&input, class).unwrap();
+    recording.take_input(0, part(0, 256)).unwrap();
+    recording.barrier().unwrap();
+    for (number, &words) in sums.iter().enumerate() {
+        let to = part(512 + 256 * number as u64, 64);
+        let windows = [part(0, 256), to, Bound::Unused, Bound::Unused];
+        recording
+            .dispatch(kernel, windows, &[0, words, 0], [1, 1, 1])
+            .unwrap();
+        recording.barrier().unwrap();
+        if number + 1 < sums.len() {
+            recording.submit_part().unwrap();
+        }
+    }
+    for number in 0..sums.len() as u64 {
+        let from = part(512 + 256 * number, 4);
+        recording.leave_output(from, 4 * number).unwrap();
+    }
+    recording.submit().unwrap();
+    let mut found = vec![[0; 4]; sums.len()];
+    compute.output(found.as_flattened_mut()).unwrap();
+    for (found, &words) in found.into_iter().zip(sums) {
+        let wanted = checksum(&input[..4 * words as usize]);
+        assert_eq!(u32::from_le_bytes(found), wanted, "{words} of {sums:?}");
+    }
+    let counters = compute.counters();
+    let recorded = counters.recorded_dispatches - before.recorded_dispatches;
+    assert_eq!(BOUND.get() > 0, recorded > 0);
+    (recorded, counters.submissions - before.submissions)
+}
+
+/// Passes of one class and of several, whole or in parts, that are as the one before up to some call: each does what it was
+/// asked for, and what is recorded is the parts that differ.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_pass_is_recorded_where_it_is_not_as_the_one_before() {
+    let queue = open().queue();
+    let mut compute = queue.compute(256, 128).unwrap();
+    let mut kernel = checksum_kernel(&compute);
+    let mut memory = queue.memory(ByteLength::new(2048)).unwrap();
+    for (class, sums, expected) in [
+        (1, &[9, 8, 7][..], (3, 3)),
+        (1, &[9, 8, 7], (0, 1)),
+        // What is as before waits for what is not.
+        (1, &[9, 6, 7], (1, 2)),
+        (1, &[9, 6, 5], (1, 1)),
+        // It ends sooner.
+        (1, &[9, 6], (1, 1)),
+        (1, &[9, 6], (0, 1)),
+        (2, &[9, 6], (2, 2)),
+        (1, &[9, 6], (0, 1)),
+        (3, &[9], (1, 1)),
+        (4, &[9], (1, 1)),
+        // More classes than are kept: that which was not used for longest goes.
+        (5, &[4], (1, 1)),
+        (1, &[9, 6], (0, 1)),
+        (2, &[9, 6], (2, 2)),
+    ] {
+        let found = sums_pass(&mut compute, &kernel, &memory, class, sums);
+        assert_eq!(found, expected, "{sums:?} of {class}");
+    }
+    // Others take the place of a kernel and of memory, and are likely to have their handles.
+    drop(kernel);
+    kernel = checksum_kernel(&compute);
+    for recorded in [2, 0] {
+        let found = sums_pass(&mut compute, &kernel, &memory, 1, &[9, 6]);
+        assert_eq!(found.0, recorded);
+    }
+    drop(memory);
+    memory = queue.memory(ByteLength::new(2048)).unwrap();
+    for recorded in [2, 0] {
+        let found = sums_pass(&mut compute, &kernel, &memory, 1, &[9, 6]);
+        assert_eq!(found.0, recorded);
+    }
+    // A pass that is given up in the middle of a part.
+    let mut recording = compute.begin(&[0; 256], 1).unwrap();
+    let part = Bound::Memory {
+        memory: &memory,
+        offset: 0,
+        length: 128,
+    };
+    recording.take_input(0, part).unwrap();
+    drop(recording);
+    let found = sums_pass(&mut compute, &kernel, &memory, 1, &[9, 6]);
+    assert_eq!(found.0, 1, "its part");
+    assert_eq!(sums_pass(&mut compute, &kernel, &memory, 1, &[9, 6]).0, 0);
 }
 
 #[test]
@@ -609,6 +717,37 @@ fn a_kernel_is_not_shown_what_is_not_there() {
         "overlap"
     );
     drop(recording);
+    // Of a reservation what is touched has to be there, and all of it reserved.
+    let heap = device.create_heap(ByteLength::new(PAGE)).unwrap();
+    let map = Operation::Map {
+        address: address(space, 0),
+        place: Place { heap, offset: 0 },
+        length: ByteLength::new(PAGE),
+        access: Access::ReadWrite,
+    };
+    device.apply(&[map], Fence::DONE).unwrap();
+    let reserved = |offset, length, untouched, touched| Bound::Reserved {
+        address: address(space, offset),
+        length,
+        untouched,
+        touched,
+        access: Access::Read,
+    };
+    for (bound, is_shown) in [
+        (reserved(0, 4 * PAGE, 0, PAGE), true),
+        (reserved(0, 4 * PAGE, PAGE - 4, 4), true),
+        (reserved(0, 4 * PAGE, PAGE - 4, 8), false),
+        (reserved(0, 4 * PAGE, PAGE, 4), false),
+        (reserved(0, 4 * PAGE + 4, 0, 4), false),
+        (reserved(0, 8, 4, 8), false),
+        (reserved(0, 8, u64::MAX, 8), false),
+    ] {
+        let mut recording = compute.begin(&[0; 256], 0).unwrap();
+        let windows = [bound, part(512, 64), Bound::Unused, Bound::Unused];
+        let shown = recording.dispatch(&kernel, windows, &[0, 1, 0], [1, 1, 1]);
+        assert_eq!(shown.is_ok(), is_shown, "{bound:?}");
+        assert!(recording.copy(bound, part(0, 64)).is_err());
+    }
     // What was refused or dropped leaves no trace.
     let input = [7; 256];
     let found = sum_pass(&mut compute, &kernel, &memory, &input).unwrap();

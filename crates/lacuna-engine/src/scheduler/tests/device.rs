@@ -9,8 +9,8 @@ use lacuna_kernels::Cpu;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
-    ComputeDevice, DeviceLayers, Executor, ExecutorError, ExecutorMemory, KernelTime, Likeliest,
-    Scratch, TokenLogit,
+    ComputeDevice, DeviceLayers, Executor, ExecutorCounters, ExecutorError, ExecutorMemory,
+    KernelTime, Likeliest, Scratch, TokenLogit,
 };
 use lacuna_pages::faults::{Completion, Faults, FaultyDevice};
 use lacuna_pages::{DeviceError, HostDevice, SplitDevice};
@@ -151,8 +151,8 @@ impl Executor for FakeExecutor {
         Ok(&self.top_k)
     }
 
-    fn read_back_bytes(&self) -> u64 {
-        0
+    fn counters(&self) -> ExecutorCounters {
+        ExecutorCounters::default()
     }
 
     fn memory(&self) -> ExecutorMemory {
