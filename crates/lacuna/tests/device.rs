@@ -414,7 +414,9 @@ fn exchange(server: &Served, request: &str, body: &str) -> Value {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_server_answers_as_on_the_processor_and_shares_what_begins_the_same() {
-    let prompt = "Ownership is a set of rules that govern how a Rust program manages memory. All programs have to";
+    let sentence = "Ownership is a set of rules that govern how a Rust program manages memory. All programs have to";
+    // Longer than a page of all layers together, which has 64 KiB where kernels look pages up.
+    let prompt = &[sentence; 3].join(" ");
     let device = Served::start("demo", &["--device", "vulkan"]);
     let first = complete(&device, prompt);
     let again = std::thread::scope(|scope| {
@@ -430,7 +432,7 @@ fn a_server_answers_as_on_the_processor_and_shares_what_begins_the_same() {
     assert_eq!(text(&first), text(&complete(&processor, prompt)));
     let split = Served::start("demo", &["--device", "vulkan", "--gpu-layers", "1"]);
     // Longer than a page of each layer.
-    let prompt = [prompt; 8].join(" ");
+    let prompt = [sentence; 24].join(" ");
     let wanted = complete(&processor, &prompt);
     for cached in [false, true] {
         let reply = complete(&split, &prompt);
