@@ -21,7 +21,9 @@ use crate::kernels::{
     PARTITION, THREADS, VECTOR_BYTES,
 };
 use crate::part::Part;
-use crate::pass::{Pass, Quantized, device_rows, number};
+use crate::pass::{Pass, number};
+use crate::products::Quantized;
+use crate::rows::device_rows;
 
 /// Words of the partial results of one token, in so many partitions.
 pub(crate) fn state_words(shape: &AttentionShape, partitions: usize) -> u64 {

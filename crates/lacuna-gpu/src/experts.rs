@@ -11,7 +11,8 @@ use lacuna_pages::DeviceError;
 
 use crate::fused::rows_of_token;
 use crate::kernels::{Bands, Combine, Every, FEW_TOKENS, NONE, PRODUCT_TOKENS, Route, TILE};
-use crate::pass::{Pass, Shares, grid, number};
+use crate::pass::{Pass, grid, number};
+use crate::products::{Quantized, Shares};
 use crate::weights::Together;
 
 /// Choices of a pass by expert, in a slot of routes:
@@ -191,11 +192,7 @@ impl Pass<'_> {
         self.expert_products_with(op, &quantized)
     }
 
-    fn expert_products_with(
-        &mut self,
-        op: &Op,
-        quantized: &crate::pass::Quantized,
-    ) -> Result<(), DeviceError> {
+    fn expert_products_with(&mut self, op: &Op, quantized: &Quantized) -> Result<(), DeviceError> {
         let Op::ExpertProduct {
             ref routing,
             routes,

@@ -9,7 +9,8 @@ use lacuna_pages::device::Access;
 
 use crate::capability::activation_code;
 use crate::kernels::{Convolve, NONE, Scan, THREADS};
-use crate::pass::{Pass, Shown, number};
+use crate::pass::{Pass, number};
+use crate::rows::Shown;
 
 /// Columns of a state that a workgroup has.
 const PANEL: usize = 16;

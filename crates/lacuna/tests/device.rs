@@ -98,6 +98,37 @@ fn it_writes_what_the_processor_writes() {
     assert!(processor["memory"]["device"].is_null());
 }
 
+/// What is drawn from is sorted out on the device, the draw is the processor's.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn it_draws_what_the_processor_draws() {
+    let drawn = |more: &[&str]| {
+        let args = ["run", "demo", "-p", "What is ownership?", "--json"];
+        let drawing = ["-n", "48", "--temp", "0.9", "--top-k", "40", "--seed", "11"];
+        json(&[&args[..], &drawing, more].concat())["tokens"].clone()
+    };
+    let wanted = drawn(&[]);
+    assert_eq!(drawn(&["--device", "vulkan"]), wanted);
+    assert_ne!(json(&run(&[]))["tokens"], wanted, "the draw decides");
+}
+
+#[test]
+#[ignore = "needs SmolLM2 and a sparse Vulkan device: run .ci/fetch-models smollm2 and .ci/install-vulkan"]
+fn smollm2_writes_what_it_writes_on_the_processor() {
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../target/models/smollm2-135m-instruct-q4_1.gguf"
+    );
+    let written = |more: &[&str]| {
+        let prompt = "Explain in a few sentences what a page table is.";
+        let args = ["run", model, "-p", prompt, "--temp", "0", "-n", "32"];
+        json(&[&args[..], &["--ctx", "512", "--json"], more].concat())["tokens"].clone()
+    };
+    let wanted = written(&[]);
+    assert_eq!(wanted.as_array().map(Vec::len), Some(32));
+    assert_eq!(written(&["--device", "vulkan"]), wanted);
+}
+
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn pages_are_found_as_the_variable_says() {

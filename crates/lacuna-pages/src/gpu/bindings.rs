@@ -146,6 +146,7 @@ impl Bindings {
     }
 
     /// Where the bytes of a range that is bound throughout are: places in their order, and how much is at each.
+    #[cfg(any(feature = "vulkan", test))]
     pub(crate) fn places(&self, start: u64, length: u64) -> impl Iterator<Item = (Place, u64)> {
         let end = start + length;
         let before = self.runs.range(..=start).next_back();
