@@ -4,7 +4,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use lacuna_cli::{ByteCount, CpuArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_cli::{ByteCount, CpuArgs, DeviceArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use lacuna_engine::Speculation;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::plan::{WeightMode, WeightSource};
@@ -428,6 +428,8 @@ pub(crate) struct BenchSpeedArgs {
     pub(crate) neurons: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Times each prompt is computed; the median counts
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) repeats: NonZeroUsize,

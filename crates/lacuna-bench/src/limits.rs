@@ -1,6 +1,7 @@
 //! What this machine reaches at best, measured beside the figures that are compared with it.
 
 use lacuna_kernels::Cpu;
+use lacuna_models::{ComputeDevice, ExecutorError};
 use serde::Serialize;
 
 use super::samples::median;
@@ -15,6 +16,8 @@ pub(super) struct Limits {
     pub(super) read_gb_per_s: Option<f64>,
     /// Products of 8-bit integers per second, in 1e9.
     pub(super) int8_gmac_per_s: Option<f64>,
+    /// Bytes that a device read and wrote of its memory where it copied that, per second, in 1e9.
+    pub(super) device_copy_gb_per_s: Option<f64>,
 }
 
 /// Measures limits again and again. A machine's speed changes while other work comes and goes, so a
@@ -23,19 +26,23 @@ pub(super) struct Limiter {
     memory: Vec<u8>,
     reads: Vec<f64>,
     products: Vec<f64>,
+    copies: Vec<f64>,
 }
 
 impl Limiter {
     pub(super) fn new() -> Self {
         Self {
-            memory: vec![1; READ_BYTES],
+            memory: Vec::new(),
             reads: Vec::new(),
             products: Vec::new(),
+            copies: Vec::new(),
         }
     }
 
     /// Bytes per second that all threads read now, in 1e9.
     pub(super) fn read(&mut self, cpu: &Cpu) -> f64 {
+        // Where it is needed alone.
+        self.memory.resize(READ_BYTES, 1);
         self.reads.push(cpu.measure_read(&self.memory) / 1e9);
         self.reads[self.reads.len() - 1]
     }
@@ -46,11 +53,18 @@ impl Limiter {
         self.products[self.products.len() - 1]
     }
 
+    /// Bytes per second that a device reads and writes now, in 1e9.
+    pub(super) fn copies(&mut self, device: &dyn ComputeDevice) -> Result<f64, ExecutorError> {
+        self.copies.push(device.measure_copies()? / 1e9);
+        Ok(self.copies[self.copies.len() - 1])
+    }
+
     /// The middle of all that was measured.
     pub(super) fn limits(self) -> Limits {
         Limits {
             read_gb_per_s: median(self.reads),
             int8_gmac_per_s: median(self.products),
+            device_copy_gb_per_s: median(self.copies),
         }
     }
 }

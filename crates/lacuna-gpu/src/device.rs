@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
@@ -12,6 +13,7 @@ use lacuna_pages::{ByteLength, DeviceError, SplitDevice, VulkanDevice};
 use crate::executor::{self, VulkanExecutor};
 use crate::kernels::{MOST_SHARED_BYTES, MOST_THREADS};
 use crate::part::Part;
+use crate::pass::whole;
 use crate::{capability, self_test};
 
 /// How a device is used.
@@ -96,6 +98,10 @@ impl Vulkan {
     }
 }
 
+/// What copies are measured with: more than caches hold, and so many that a submission is little beside them.
+const COPIED_BYTES: u64 = 64 << 20;
+const COPIES: u64 = 8;
+
 /// Whether a device has workgroups as large as the kernels': Vulkan itself promises fewer threads, and fewer bytes.
 fn check_workgroups(name: &str, (threads, bytes): (u32, u32)) -> Result<(), ExecutorError> {
     if threads >= MOST_THREADS && bytes >= MOST_SHARED_BYTES {
@@ -175,6 +181,32 @@ impl ComputeDevice for Vulkan {
         let used = (self.config, kept);
         let made = VulkanExecutor::new(name, &queue, used, part, geometry, plan)?;
         Ok(Box::new(made))
+    }
+
+    fn measure_copies(&self) -> Result<f64, ExecutorError> {
+        let queue = self.device.queue();
+        let [from, to] = [(); 2].map(|()| queue.memory(ByteLength::new(COPIED_BYTES)));
+        let (from, to) = (from?, to?);
+        let mut compute = queue.compute(4, 4)?;
+        let mut took = Duration::MAX;
+        // The first finds nothing recorded, and maybe a device that sleeps.
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let mut recording = compute.begin(&[], 0)?;
+            for copy in 0..COPIES {
+                let (from, to) = if copy % 2 == 0 {
+                    (&from, &to)
+                } else {
+                    (&to, &from)
+                };
+                recording.copy(whole(from), whole(to))?;
+                recording.barrier()?;
+            }
+            recording.submit()?;
+            compute.output(&mut [])?;
+            took = took.min(begun.elapsed());
+        }
+        Ok((2 * COPIED_BYTES * COPIES) as f64 / took.as_secs_f64())
     }
 }
 

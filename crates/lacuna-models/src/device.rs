@@ -73,6 +73,13 @@ pub trait ComputeDevice: fmt::Debug + Send + Sync {
         geometry: &Geometry,
         plan: &ArenaPlan,
     ) -> Result<Box<dyn Executor>, ExecutorError>;
+
+    /// Bytes that it reads and writes in a second where it copies its own memory: what kernels may read of it at best.
+    /// Measured now, with 128 MiB of its memory: a millisecond of a GPU.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn measure_copies(&self) -> Result<f64, ExecutorError>;
 }
 
 /// How many layers a device computes: the last ones, and the output with them. The processor computes those before.

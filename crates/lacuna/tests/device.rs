@@ -131,6 +131,27 @@ fn smollm2_writes_what_it_writes_on_the_processor() {
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn its_speed_is_measured_beside_what_its_memory_delivers() {
+    let speed = ["bench", "speed", "demo", "--device", "vulkan"];
+    let few = ["-p", "40", "-n", "3", "--depth", "30", "--batch", "1,2"];
+    let told = json(&[&speed[..], &few, &["--repeats", "1", "--json"]].concat());
+    assert!(told["device"].is_string(), "{told}");
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+    assert!(positive(&told["limits"]["device_copy_gb_per_s"]), "{told}");
+    assert!(told["limits"]["int8_gmac_per_s"].is_null(), "{told}");
+    assert!(positive(&told["prefill"][0]["tokens_per_second"]), "{told}");
+    assert!(told["prefill"][0]["of_limit"].is_null(), "{told}");
+    for step in 0..2 {
+        assert!(positive(&told["decode"][step]["of_limit"]), "{told}");
+    }
+    for more in [&["--gpu-layers", "2"][..], &["--record-experts", "trace"]] {
+        let told = refusal(&[&speed[..], more].concat());
+        assert!(told.contains(&more[0][2..]), "{told}");
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn pages_are_found_as_the_variable_says() {
     let with = |pages: &str| {
         Command::new(env!("CARGO_BIN_EXE_lacuna"))

@@ -1,16 +1,19 @@
 //! `lacuna bench speed`: tokens per second of a whole model, and what part of the machine that is.
 //!
 //! Contexts are filled with random rows instead of computed ones: what attention reads is as large
-//! and as far apart, and a context of 16,384 tokens is there at once.
+//! and as far apart, and a context of 16,384 tokens is there at once. On a device (`--device`) they are computed.
 
 mod pass;
 mod table;
 mod work;
 
+use std::sync::Arc;
+
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use lacuna_engine::EngineConfig;
 use lacuna_models::plan::{ExpertSlots, NeuronSlots};
-use lacuna_models::{ExpertCounts, Model, NeuronReads};
+use lacuna_models::{DeviceLayers, ExpertCounts, Model, NeuronReads};
 use serde::Serialize;
 
 use crate::arguments::BenchSpeedArgs;
@@ -24,6 +27,8 @@ use work::Work;
 struct Report {
     machine: Machine,
     model: String,
+    /// What computes, where that is not the processor.
+    device: Option<String>,
     threads: usize,
     level: &'static str,
     kv_policy: String,
@@ -48,8 +53,8 @@ struct Prefill {
     tokens_per_second: f64,
     /// Multiplications of weights and of cached rows per second, in 1e9.
     gmac_per_s: f64,
-    /// The same as a part of what the processor reached in 8-bit integers before and after.
-    of_limit: f64,
+    /// The same as a part of what the processor reached in 8-bit integers before and after, if it is that which computes.
+    of_limit: Option<f64>,
     /// What all repeats have asked of slots for experts.
     experts: Option<Asked>,
     /// And of neurons.
@@ -71,7 +76,7 @@ struct Decode {
     step_p99_ms: f64,
     /// Weights and cached rows read per second, in 1e9 bytes.
     gb_per_s: f64,
-    /// The same as a part of what memory delivered before and after.
+    /// The same as a part of what memory delivered before and after; of a device's, as it copies.
     of_limit: f64,
     /// What the steps have asked of slots for experts.
     experts: Option<Asked>,
@@ -132,8 +137,15 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
                 .into()
         )
     );
-    let model = open_to_run(&args.model, &pass::config(args))?;
-    let report = measure(args, &model)?;
+    let config = args.device.set(pass::config(args))?;
+    if let DeviceLayers::Last(_) = config.device_layers
+        && config.device_layers != DeviceLayers::ALL
+    {
+        let told = "a device is measured with all layers: leave --gpu-layers out, or say all";
+        return Err(output::Usage(told.into()).into());
+    }
+    let model = open_to_run(&args.model, &config)?;
+    let report = measure(args, &config, &model)?;
     if args.model.json {
         output::json(&report)
     } else {
@@ -142,7 +154,7 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
     }
 }
 
-fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
+fn measure(args: &BenchSpeedArgs, config: &EngineConfig, model: &Arc<Model>) -> Result<Report> {
     let work = Work::of(model);
     let prompts: Vec<usize> = args.prompt.iter().copied().filter(|&p| p > 0).collect();
     let batches = match args.generate {
@@ -152,7 +164,7 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let steps = args.kv_type.len() * (prompts.len() + batches.len());
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
     let progress = ProgressBar::new(steps as u64).with_style(style);
-    let mut bench = Bench::new(args, model)?;
+    let mut bench = Bench::new(args, config, model)?;
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for &elements in &args.kv_type {
         progress.set_message(format!("{elements} cache"));
@@ -184,7 +196,7 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
                 step_ms: timed.seconds() * 1e3,
                 step_p99_ms: timed.timing.p99_us / 1e3,
                 gb_per_s: bytes as f64 / timed.seconds() / 1e9,
-                of_limit: timed.of_limit,
+                of_limit: timed.of_limit.unwrap_or_default(),
                 experts: Asked::new(timed.slots.experts, sequences * args.generate),
                 neurons: AskedNeurons::new(timed.slots.neurons, sequences * args.generate),
             });
@@ -197,6 +209,10 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     Ok(Report {
         machine: Machine::this(),
         model: args.model.model.clone(),
+        device: config
+            .device
+            .as_ref()
+            .map(|device| device.name().to_owned()),
         threads: bench.cpu().threads(),
         level: bench.cpu().level().name(),
         kv_policy: args.kv.to_string(),

@@ -1,14 +1,18 @@
 //! Timed forward passes over sequences that are filled with random rows.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lacuna_cli::record_experts;
+use lacuna_cli::{output, record_experts};
 use lacuna_engine::EngineConfig;
 use lacuna_kernels::Cpu;
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, ExpertCounts, LogitRows, Model, NeuronReads, Scratch, Segment};
+use lacuna_models::{
+    BatchLimits, ComputeDevice, Executor, ExpertCounts, LogitRows, Model, NeuronReads, Scratch,
+    Segment,
+};
 use lacuna_pages::ByteLength;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -28,7 +32,8 @@ const STEPS_PER_LIMIT: usize = 4;
 /// How long calls took, and the middle of what part of a limit that was.
 pub(super) struct Timed {
     pub(super) timing: Timing,
-    pub(super) of_limit: f64,
+    /// If there was one to measure.
+    pub(super) of_limit: Option<f64>,
     pub(super) slots: SlotCounts,
 }
 
@@ -41,11 +46,9 @@ pub(super) struct SlotCounts {
 
 impl Timed {
     fn new(times: Samples, parts: Vec<f64>, slots: SlotCounts) -> Result<Self> {
-        let figures = times.timing().zip(median(parts));
-        let (timing, of_limit) = figures.context("nothing was timed")?;
         Ok(Self {
-            timing,
-            of_limit,
+            timing: times.timing().context("nothing was timed")?,
+            of_limit: median(parts),
             slots,
         })
     }
@@ -56,10 +59,22 @@ impl Timed {
     }
 }
 
+/// What computes.
+enum Place {
+    Processor(Scratch),
+    Device {
+        device: Arc<dyn ComputeDevice>,
+        plan: ArenaPlan,
+        /// With the KV elements that are measured.
+        executor: Option<Box<dyn Executor>>,
+    },
+}
+
 pub(super) struct Bench<'a> {
-    model: &'a Model,
+    model: &'a Arc<Model>,
     cpu: Cpu,
-    scratch: Scratch,
+    place: Place,
+    batch_tokens: usize,
     policy: KvPolicy,
     context_tokens: usize,
     random: ChaCha8Rng,
@@ -95,9 +110,12 @@ fn most(values: &[usize]) -> usize {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(args: &BenchSpeedArgs, model: &'a Model) -> Result<Self> {
-        let config = config(args);
-        let cpu = processor(&config)?;
+    pub(super) fn new(
+        args: &BenchSpeedArgs,
+        config: &EngineConfig,
+        model: &'a Arc<Model>,
+    ) -> Result<Self> {
+        let cpu = processor(config)?;
         let context_tokens = context_tokens(args);
         let limits = BatchLimits {
             tokens: config.batch_tokens,
@@ -105,14 +123,30 @@ impl<'a> Bench<'a> {
             context_tokens,
         };
         let plan = ArenaPlan::new(model.program(), limits)?;
-        let mut scratch = Scratch::new(model.program(), plan)?;
-        if let Some(path) = &args.record_experts {
-            scratch.record(Some(record_experts(path, model)?));
-        }
+        let place = match &config.device {
+            None => {
+                let mut scratch = Scratch::new(model.program(), plan)?;
+                if let Some(path) = &args.record_experts {
+                    scratch.record(Some(record_experts(path, model)?));
+                }
+                Place::Processor(scratch)
+            }
+            Some(_) if args.record_experts.is_some() => {
+                let told =
+                    "experts that a device chooses are not recorded: leave --record-experts out";
+                return Err(output::Usage(told.into()).into());
+            }
+            Some(device) => Place::Device {
+                device: Arc::clone(device),
+                plan,
+                executor: None,
+            },
+        };
         Ok(Self {
             model,
             cpu,
-            scratch,
+            place,
+            batch_tokens: config.batch_tokens,
             policy: args.kv,
             context_tokens,
             random: ChaCha8Rng::seed_from_u64(0),
@@ -126,7 +160,10 @@ impl<'a> Bench<'a> {
 
     /// Ends the record of experts, if there is one.
     pub(super) fn end_record(&mut self) -> Result<()> {
-        match self.scratch.record(None) {
+        let Place::Processor(scratch) = &mut self.place else {
+            return Ok(());
+        };
+        match scratch.record(None) {
             Some(trace) => trace.finish().context("cannot write the record of experts"),
             None => Ok(()),
         }
@@ -166,12 +203,13 @@ impl<'a> Bench<'a> {
             }
             let ids = self.ids(tokens);
             let mut sequence = cache.sequence(self.context_tokens)?;
-            let before = self.limiter.int8(&self.cpu);
+            let before = self.products();
             let time = self.compute(&mut sequence, &ids)?;
-            let rate = (before + self.limiter.int8(&self.cpu)) / 2.0;
+            let rate = before.zip(self.products());
             if repeat > 0 {
                 times.push(time);
-                parts.push(macs as f64 / time.as_secs_f64() / 1e9 / rate);
+                let reached = macs as f64 / time.as_secs_f64() / 1e9;
+                parts.extend(rate.map(|(before, after)| 2.0 * reached / (before + after)));
             }
         }
         Timed::new(times, parts, self.asked(asked))
@@ -179,7 +217,7 @@ impl<'a> Bench<'a> {
 
     fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
         let start = Instant::now();
-        let chunk = self.scratch.limits().tokens;
+        let chunk = self.batch_tokens;
         for (index, tokens) in ids.chunks(chunk).enumerate() {
             let last = (index + 1) * chunk >= ids.len();
             sequence.prepare(tokens.len())?;
@@ -193,8 +231,7 @@ impl<'a> Bench<'a> {
                 },
                 images: &[],
             };
-            self.model
-                .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+            self.forward(&mut [segment])?;
             sequence.accept(tokens.len());
         }
         Ok(start.elapsed())
@@ -223,7 +260,7 @@ impl<'a> Bench<'a> {
         self.step(&mut filled, &ids)?;
         let (mut times, mut parts) = (Samples::default(), Vec::new());
         let asked = self.asked(SlotCounts::default());
-        let mut before = self.limiter.read(&self.cpu);
+        let mut before = self.bandwidth()?;
         for start in (0..steps).step_by(STEPS_PER_LIMIT) {
             let mut group = Vec::new();
             for _ in start..steps.min(start + STEPS_PER_LIMIT) {
@@ -232,7 +269,7 @@ impl<'a> Bench<'a> {
                 self.step(&mut filled, &ids)?;
                 group.push(start.elapsed());
             }
-            let after = self.limiter.read(&self.cpu);
+            let after = self.bandwidth()?;
             let rate = (before + after) / 2.0;
             before = after;
             for time in group {
@@ -241,6 +278,35 @@ impl<'a> Bench<'a> {
             }
         }
         Timed::new(times, parts, self.asked(asked))
+    }
+
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<()> {
+        match &mut self.place {
+            Place::Processor(scratch) => {
+                self.model.forward(&self.cpu, segments, scratch)?;
+            }
+            Place::Device { executor, .. } => {
+                let executor = executor.as_mut().context("a cache comes before passes")?;
+                executor.forward(&self.cpu, segments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// 8-bit products that the processor reaches now, in 1e9, if it computes.
+    fn products(&mut self) -> Option<f64> {
+        match self.place {
+            Place::Processor(_) => Some(self.limiter.int8(&self.cpu)),
+            Place::Device { .. } => None,
+        }
+    }
+
+    /// Bytes that memory delivers now, in 1e9.
+    fn bandwidth(&mut self) -> Result<f64> {
+        Ok(match &self.place {
+            Place::Processor(_) => self.limiter.read(&self.cpu),
+            Place::Device { device, .. } => self.limiter.copies(&**device)?,
+        })
     }
 
     fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {
@@ -258,18 +324,22 @@ impl<'a> Bench<'a> {
             .zip(ids.chunks(1))
             .map(segment)
             .collect();
-        self.model
-            .forward(&self.cpu, &mut segments, &mut self.scratch)?;
+        self.forward(&mut segments)?;
         for sequence in sequences {
             sequence.accept(1);
         }
         Ok(())
     }
 
-    /// A sequence that holds `depth` random rows.
+    /// A sequence that holds `depth` random rows, or those of so many tokens where these are on a device.
     fn filled(&mut self, cache: &KvCache, depth: usize) -> Result<Sequence> {
         let geometry = cache.geometry();
         let mut sequence = cache.sequence(self.context_tokens)?;
+        if let Place::Device { .. } = self.place {
+            let ids = self.ids(depth);
+            self.compute(&mut sequence, &ids)?;
+            return Ok(sequence);
+        }
         let mut rows = vec![0.0; FILLED_ROWS * geometry.widest_row()];
         for value in &mut rows {
             *value = self.random.next_u32() as f32 / u32::MAX as f32 - 0.5;
@@ -288,9 +358,22 @@ impl<'a> Bench<'a> {
         Ok(sequence)
     }
 
-    fn cache(&self, elements: KvElements) -> Result<KvCache> {
+    fn cache(&mut self, elements: KvElements) -> Result<KvCache> {
         let geometry = self.model.spec().kv_geometry(elements)?;
-        Ok(KvCache::new(geometry, self.policy)?)
+        let Place::Device {
+            device,
+            plan,
+            executor,
+        } = &mut self.place
+        else {
+            return Ok(KvCache::new(geometry, self.policy)?);
+        };
+        let cache = device.kv_cache(geometry, self.policy)?;
+        // Before another has its memory.
+        *executor = None;
+        let model = Arc::clone(self.model);
+        *executor = Some(device.executor(model, cache.geometry(), plan)?);
+        Ok(cache)
     }
 
     fn ids(&mut self, tokens: usize) -> Vec<u32> {

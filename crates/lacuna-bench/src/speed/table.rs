@@ -17,6 +17,15 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         report.level,
         report.kv_policy
     )?;
+    if let Some(device) = &report.device {
+        writeln!(out, "on {}", lacuna_cli::output::name(device))?;
+    }
+    if let Some(rate) = report.limits.device_copy_gb_per_s {
+        writeln!(
+            out,
+            "limit: the device's memory, read and written by copies {rate:.1} GB/s"
+        )?;
+    }
     if let Some(rate) = report.limits.read_gb_per_s {
         writeln!(out, "limit: memory read {rate:.1} GB/s")?;
     }
@@ -33,12 +42,14 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for row in &report.prefill {
         writeln!(
             out,
-            "{:>8}{:>9}{:>11.1}{:>9.0}{:>9.0}%",
+            "{:>8}{:>9}{:>11.1}{:>9.0}{:>10}",
             row.tokens,
             row.kv_type,
             row.tokens_per_second,
             row.gmac_per_s,
-            row.of_limit * 100.0
+            // Nothing says what products a device reaches.
+            row.of_limit
+                .map_or("-".to_owned(), |part| format!("{:.0}%", part * 100.0))
         )?;
     }
     if !report.decode.is_empty() {

@@ -351,6 +351,10 @@ mod tests {
         ) -> Result<Box<dyn Executor>, ExecutorError> {
             unreachable!("nothing is computed")
         }
+
+        fn measure_copies(&self) -> Result<f64, ExecutorError> {
+            unreachable!("nothing is measured")
+        }
     }
 
     fn demo() -> Arc<Model> {

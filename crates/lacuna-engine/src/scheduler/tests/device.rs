@@ -100,6 +100,10 @@ impl ComputeDevice for FakeDevice {
             orders: Arc::clone(&self.0),
         }))
     }
+
+    fn measure_copies(&self) -> Result<f64, ExecutorError> {
+        Ok(0.0)
+    }
 }
 
 #[derive(Debug)]
