@@ -119,8 +119,8 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Rows of some sides of a layer as a kernel is shown them, and the first row that it is shown: all that the sequence may
-    /// have, unless these are too long, so that the next step is shown the same.
+    /// Rows of some sides of a layer as a kernel is shown them, and the first row that it is shown: with others that the sequence
+    /// may have, so that the next step is shown the same.
     pub(crate) fn rows_of<const N: usize>(
         &self,
         segment: &Segment<'_>,
@@ -128,32 +128,31 @@ impl<'a> Pass<'a> {
         rows: &Range<usize>,
         access: Access,
     ) -> ([Shown<'a>; N], usize) {
-        let bytes = |side: &DeviceRows, rows: usize| {
-            let layout = side.layout;
-            let row_bytes = (layout.heads * layout.head_stride) as u64;
-            (rows as u64 - 1) * layout.row_stride as u64 + row_bytes
-        };
-        let capacity = segment.sequence.capacity();
-        let skip = |side: &DeviceRows| side.address.offset % self.shown_alignment;
-        let fits = |side: &DeviceRows| bytes(side, capacity) + skip(side) <= self.window;
-        let whole = sides.iter().all(fits);
+        let row_bytes = |side: &DeviceRows| (side.layout.heads * side.layout.head_stride) as u64;
+        let stride = |side: &DeviceRows| side.layout.row_stride as u64;
+        let most = sides.iter().map(|side| {
+            let others = self.window.saturating_sub(self.alignment + row_bytes(side));
+            others / stride(side).max(1) + 1
+        });
+        let most = most.min().map_or(usize::MAX, |most| most as usize);
+        let seen = shown_rows(rows, segment.sequence.capacity(), most);
         let shown = sides.map(|side| {
-            let start = (rows.start * side.layout.row_stride) as u64;
-            let touched = bytes(&side, rows.len());
-            if !whole {
-                return self.mapped(side.address, start, touched, access);
-            }
+            let bytes = |rows: usize| (rows as u64 - 1) * stride(&side) + row_bytes(&side);
+            let offset = side.address.offset + seen.start as u64 * stride(&side);
             let bound = Bound::Reserved {
-                address: side.address,
-                length: bytes(&side, capacity),
-                untouched: start,
-                touched,
+                address: Address {
+                    offset,
+                    ..side.address
+                },
+                length: bytes(seen.len()),
+                untouched: (rows.start - seen.start) as u64 * stride(&side),
+                touched: bytes(rows.len()),
                 access,
             };
-            let skip = skip(&side) as u32;
+            let skip = (offset % self.shown_alignment) as u32;
             Shown { bound, skip }
         });
-        (shown, if whole { 0 } else { rows.start })
+        (shown, seen.start)
     }
 
     /// New rows of one side of a layer go to the buffers of their sequences.
@@ -260,6 +259,19 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// Which rows a kernel is shown that touches `rows` of `capacity`, where it can be shown `most`: all of them, or from a
+/// multiple of half as many on, or as many as it can be from the first of more. So they stay the same for as long as may be.
+fn shown_rows(rows: &Range<usize>, capacity: usize, most: usize) -> Range<usize> {
+    let half = (most / 2).max(1);
+    let start = match rows.len() <= half {
+        _ if capacity <= most => 0,
+        true => rows.start / half * half,
+        false => rows.start,
+    };
+    let end = capacity.min(start.saturating_add(most));
+    start..end.max(rows.end)
+}
+
 /// A part of a reservation, and the bytes before it that kernels are shown too.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shown<'a> {
@@ -281,4 +293,34 @@ struct NewRows<'a> {
 pub(crate) fn device_rows(segment: &Segment<'_>, layer: Layer, side: Side) -> DeviceRows {
     let rows = segment.sequence.device_rows(layer, side);
     rows.expect("sequences of the device's own cache lie at equal distances")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_has_what_is_touched_and_changes_seldom() {
+        for (capacity, most) in [(100, 100), (100, 101), (1000, 100), (1000, 7), (1000, 2)] {
+            for len in 1..=most.min(capacity) {
+                let mut changes = 0;
+                let mut last = None;
+                for start in 0..=capacity - len {
+                    let rows = start..start + len;
+                    let shown = shown_rows(&rows, capacity, most);
+                    assert!(shown.start <= rows.start && rows.end <= shown.end);
+                    assert!(shown.end <= capacity && shown.len() <= most);
+                    changes += usize::from(last.replace(shown.clone()) != Some(shown));
+                }
+                if len <= (most / 2).max(1) {
+                    assert!(changes <= capacity.div_ceil((most / 2).max(1)), "{changes}");
+                }
+            }
+            // All up to a row that goes on, as attention sees them.
+            let grown = |end| shown_rows(&(0..end), capacity, most);
+            assert!((1..most.min(capacity)).all(|end| grown(end) == grown(1)));
+        }
+        // One row where there is no room for one: the device says so.
+        assert_eq!(shown_rows(&(5..9), 100, 1), 5..9);
+    }
 }
