@@ -155,8 +155,19 @@ fn short_windows_equal_whole_buffers() {
     };
     let policy = KvPolicy::default();
     let parts = OnDevice::with("demo", ElementType::F16, policy, config);
-    let parts = parts.expect("the device runs the demo").logits(&tokens);
-    assert!(parts == whole);
+    let mut parts = parts.expect("the device runs the demo");
+    assert!(parts.logits(&tokens) == whole);
+    // And steps are as the ones before them but where a window or a partition ends.
+    let mut sequence = parts.sequence();
+    parts.extend(&mut sequence, &tokens[..200]);
+    let mut recorded = 0;
+    for (number, token) in (200..).zip(tokens[200..].chunks(1)) {
+        let before = parts.executor.counters().recorded_dispatches;
+        let row = parts.extend(&mut sequence, token);
+        assert!(row == whole[number * row.len()..][..row.len()], "{number}");
+        recorded += usize::from(parts.executor.counters().recorded_dispatches > before);
+    }
+    assert!(recorded <= 8, "{recorded} of 80");
 }
 
 #[test]
