@@ -60,46 +60,17 @@ impl<'a> Pass<'a> {
 
 #[cfg(test)]
 mod tests {
-    use lacuna_pages::vulkan::WINDOWS;
-    use lacuna_pages::{ByteLength, VulkanDevice};
-
     use super::*;
-    use crate::kernels::{Constants, Kernels, NO_TOKEN, Wanted};
+    use crate::kernels::{NO_TOKEN, left_of};
 
     /// The words that the device leaves of `rows` rows.
     fn found(logits: &[f32], rows: usize) -> Vec<u32> {
-        let queue = VulkanDevice::open().expect("a device").queue();
-        let compute = queue.compute(4 * logits.len(), 4 * rows);
-        let mut compute = compute.expect("a few megabytes");
-        let kernels = Kernels::new(&compute, &Wanted::default(), false).expect("it compiles them");
         let shape = [rows, logits.len() / rows];
-        let bytes = 4 * (logits.len() as u64 + room(shape));
-        let arena = queue.memory(ByteLength::new(bytes)).expect("so much");
-        let part = |start: usize, elements: usize| Bound::Memory {
-            memory: &arena,
-            offset: 4 * start as u64,
-            length: 4 * elements as u64,
-        };
         let (stages, words) = stages(0, number(logits.len()), shape);
-        let recording = compute.begin(bytemuck::cast_slice(logits), 0);
-        let mut recording = recording.expect("as much as was asked for");
-        let given = recording.take_input(0, part(0, logits.len()));
-        given.expect("as long");
-        let mut windows = [Bound::Unused; WINDOWS];
-        windows[0] = crate::pass::whole(&arena);
-        for (constants, groups) in stages {
-            recording.barrier().expect("the device is there");
-            let made = recording.dispatch(&kernels.likeliest, windows, constants.words(), groups);
-            made.expect("it is all there");
-        }
-        recording.barrier().expect("the device is there");
-        let left = recording.leave_output(part(words as usize, rows), 0);
-        left.expect("as long");
-        recording.submit().expect("the device is there");
-        let mut words = vec![0u32; rows];
-        let output = compute.output(bytemuck::cast_slice_mut(&mut words));
-        output.expect("the device is there");
-        words
+        let left = (words as usize - logits.len(), rows);
+        left_of(logits, (room(shape), left), |kernels| {
+            (&kernels.likeliest, stages.into_iter())
+        })
     }
 
     /// What the processor's sampler takes.

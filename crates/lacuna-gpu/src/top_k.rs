@@ -68,7 +68,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The logit that has a key of [`key_of`](../kernels/top_k.wgsl), or infinity for one that is no finite number.
+/// The logit that has a key of [`key_of`](../kernels/keys.wgsl), or infinity for one that is no finite number.
 pub(crate) fn logit(key: u32) -> f32 {
     f32::from_bits(match key {
         u32::MAX => f32::INFINITY.to_bits(),
@@ -81,11 +81,8 @@ pub(crate) fn logit(key: u32) -> f32 {
 mod tests {
     use std::cmp::Ordering;
 
-    use lacuna_pages::vulkan::WINDOWS;
-    use lacuna_pages::{ByteLength, VulkanDevice};
-
     use super::*;
-    use crate::kernels::{Constants, Kernels, Wanted};
+    use crate::kernels::left_of;
 
     #[test]
     fn every_stage_reads_what_the_one_before_has_left_and_the_last_leaves_one_list() {
@@ -121,38 +118,13 @@ mod tests {
     }
 
     /// The keys and tokens that the device leaves of `rows` rows.
-    fn found(logits: &[f32], rows: usize, count: usize) -> Vec<[u32; 2]> {
-        let queue = VulkanDevice::open().expect("a device").queue();
-        let compute = queue.compute(4 * logits.len(), 8 * rows * count);
-        let mut compute = compute.expect("a few megabytes");
-        let kernels = Kernels::new(&compute, &Wanted::default(), false).expect("it compiles them");
+    fn found(logits: &[f32], rows: usize, count: usize) -> Vec<u32> {
         let shape = [rows, logits.len() / rows];
-        let bytes = 4 * (logits.len() as u64 + room(shape));
-        let arena = queue.memory(ByteLength::new(bytes)).expect("so much");
-        let part = |start: usize, elements: usize| Bound::Memory {
-            memory: &arena,
-            offset: 4 * start as u64,
-            length: 4 * elements as u64,
-        };
-        let recording = compute.begin(bytemuck::cast_slice(logits), 0);
-        let mut recording = recording.expect("as much as was asked for");
-        let given = recording.take_input(0, part(0, logits.len()));
-        given.expect("as long");
-        let mut windows = [Bound::Unused; WINDOWS];
-        windows[0] = crate::pass::whole(&arena);
-        for (constants, groups) in stages([0, number(logits.len())], shape, count) {
-            recording.barrier().expect("the device is there");
-            let made = recording.dispatch(&kernels.top_k, windows, constants.words(), groups);
-            made.expect("it is all there");
-        }
-        recording.barrier().expect("the device is there");
-        let left = recording.leave_output(part(logits.len(), 2 * rows * count), 0);
-        left.expect("as long");
-        recording.submit().expect("the device is there");
-        let mut pairs = vec![[0; 2]; rows * count];
-        let output = compute.output(bytemuck::cast_slice_mut(&mut pairs));
-        output.expect("the device is there");
-        pairs
+        let left = (0, 2 * rows * count);
+        left_of(logits, (room(shape), left), |kernels| {
+            let to = number(logits.len());
+            (&kernels.top_k, stages([0, to], shape, count))
+        })
     }
 
     /// What is left of a row that is sorted.
@@ -209,6 +181,7 @@ mod tests {
             for count in [1, 3, 40, 64, MOST_TOP_K] {
                 let count = count.min(most(width));
                 let pairs = found(&rows.concat(), rows.len(), count);
+                let pairs = pairs.as_chunks::<2>().0;
                 for (row, pairs) in rows.iter().zip(pairs.chunks_exact(count)) {
                     let wanted = wanted(row, count);
                     for (&[key, token], (wanted, value)) in pairs.iter().zip(wanted) {

@@ -16,29 +16,14 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read_write> arena: array<u32>;
 
 const THREADS = 128u;
-const NONE = 0xffffffffu;
-const NOT_FINITE = 0xffffffffu;
 // Set beside a token whose logit is not finite.
 const NO_TOKEN = 0x80000000u;
 
 // A key, and a token.
 var<workgroup> found: array<vec2<u32>, THREADS>;
 
-// Larger for a larger logit; never zero.
-fn key_of(bits: u32) -> u32 {
-    let magnitude = bits & 0x7fffffffu;
-    if magnitude >= 0x7f800000u {
-        return NOT_FINITE;
-    }
-    if magnitude == 0u {
-        return 0x80000000u;
-    }
-    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
-}
-
 fn better(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
-    let first = a.x > b.x || (a.x == b.x && a.y < b.y);
-    return select(b, a, first);
+    return select(b, a, comes_first(a, b));
 }
 
 @compute @workgroup_size(THREADS)

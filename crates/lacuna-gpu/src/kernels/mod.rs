@@ -13,7 +13,7 @@
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 100). Those of `lookup` use the array of heaps, and are compiled where
+//!   and constants of at most 128 bytes (the longest has 104). Those of `lookup` use the array of heaps, and are compiled where
 //!   the device looks pages up alone. Products of packed bytes by one instruction are in those
 //!   called dotted alone, which are compiled where the device has them.
 //! * **K2** What a driver is given as made by it was written with a hash of all of it, beside the identity of device and
@@ -22,9 +22,13 @@
 mod constants;
 mod kept;
 #[cfg(test)]
+mod of_logits;
+#[cfg(test)]
 mod stored;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use of_logits::left_of;
 
 use std::ffi::CStr;
 
@@ -305,8 +309,8 @@ const MAGNITUDE: Module = module!(
     c"magnitude",
     ["magnitude.wgsl", "together.wgsl"]
 );
-const LIKELIEST: Module = module!("likeliest", c"likeliest", ["likeliest.wgsl"]);
-const TOP_K: Module = module!("top_k", c"top_k", ["top_k.wgsl"]);
+const LIKELIEST: Module = module!("likeliest", c"likeliest", ["likeliest.wgsl", "keys.wgsl"]);
+const TOP_K: Module = module!("top_k", c"top_k", ["top_k.wgsl", "keys.wgsl"]);
 const ROUTE: Module = module!("route", c"route", ["route.wgsl", "together.wgsl"]);
 const BANDS: Module = module!("bands", c"bands", ["bands.wgsl"]);
 const EVERY: Module = module!("every", c"every", ["every.wgsl"]);

@@ -20,27 +20,9 @@ var<immediate> p: Params;
 
 const THREADS = 128u;
 const MOST = 1024u;
-const NONE = 0xffffffffu;
-const NOT_FINITE = 0xffffffffu;
 
 // Keys and tokens.
 var<workgroup> sorted: array<vec2<u32>, MOST>;
-
-// Larger for a larger logit; never zero.
-fn key_of(bits: u32) -> u32 {
-    let magnitude = bits & 0x7fffffffu;
-    if magnitude >= 0x7f800000u {
-        return NOT_FINITE;
-    }
-    if magnitude == 0u {
-        return 0x80000000u;
-    }
-    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
-}
-
-fn comes_first(a: vec2<u32>, b: vec2<u32>) -> bool {
-    return a.x > b.x || (a.x == b.x && a.y < b.y);
-}
 
 // Where a run begins in its row.
 fn start_of(run: u32) -> u32 {

@@ -533,7 +533,7 @@ impl Compute {
             class,
             part: 0,
             matched: Some(0),
-            waiting: Vec::with_capacity(PARTS),
+            queued: 0,
             used: 0,
             shown: None,
             bound: None,
@@ -679,8 +679,8 @@ pub struct Recording<'a> {
     part: usize,
     /// How many of its calls have been those of the pass before, while all have: nothing is recorded then.
     matched: Option<usize>,
-    /// Parts that are to be submitted with the next.
-    waiting: Vec<vk::CommandBuffer>,
+    /// Parts that are queued: those behind them are with the next that is recorded, or with the last.
+    queued: usize,
     /// Descriptor sets that the part has used.
     used: usize,
     /// The one that is bound.
@@ -799,15 +799,15 @@ impl<'a> Recording<'a> {
             } => {
                 self.show(windows)?;
                 self.bind(kernel);
-                let words = words.iter().flat_map(|word| word.to_ne_bytes());
-                let ConstantBytes(bytes) = words.collect();
+                let bytes = words.map(u32::to_ne_bytes);
+                let bytes = &bytes.as_flattened()[..4 * count];
                 let layout = self.objects.layout.pipeline;
                 let stage = vk::ShaderStageFlags::COMPUTE;
                 // SAFETY: C1 for what the kernel touches, which `show` and `bind` have just bound; C2 for commands; V4, V5.
                 unsafe {
                     let device = &driver.device;
                     if count > 0 {
-                        device.cmd_push_constants(commands, layout, stage, 0, &bytes[..4 * count]);
+                        device.cmd_push_constants(commands, layout, stage, 0, bytes);
                     }
                     device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
                 }
@@ -980,34 +980,31 @@ impl<'a> Recording<'a> {
         self.begin_part()
     }
 
-    /// Ends the commands of the part, which wait to be queued then. Returns whether they were recorded.
+    /// Ends the commands of the part. Returns whether they were recorded.
     fn end_part(&mut self) -> Result<bool, DeviceError> {
         if let Some(matched) = self.matched {
             let part = self.part();
-            let is_whole = part.is_recorded && matched == part.calls.len();
-            if is_whole {
-                let commands = part.commands;
-                self.waiting.push(commands);
+            if part.is_recorded && matched == part.calls.len() {
                 return Ok(false);
             }
             self.record_from(matched)?;
         }
         let driver = Arc::clone(&self.objects.driver);
         let part = self.part();
-        let commands = part.commands;
         // SAFETY: V2 and V5.
-        unsafe { driver.device.end_command_buffer(commands) }
+        unsafe { driver.device.end_command_buffer(part.commands) }
             .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
         part.is_recorded = true;
-        self.waiting.push(commands);
         Ok(true)
     }
 
-    /// Queues the parts that wait.
+    /// Queues the parts up to this one that are not.
     fn queue(&mut self) -> Result<(), DeviceError> {
-        self.objects.busy = self.state.queue.submit(&self.waiting)?;
+        let parts = &self.objects.classes[self.class].parts;
+        let commands = parts.each_ref().map(|part| part.commands);
+        self.objects.busy = (self.state.queue).submit(&commands[self.queued..=self.part])?;
         self.objects.counters.submissions += 1;
-        self.waiting.clear();
+        self.queued = self.part + 1;
         Ok(())
     }
 
@@ -1096,18 +1093,5 @@ fn staged(staging: &Staging, offset: u64, length: u64) -> Result<Window, DeviceE
             length,
         }),
         false => Err(invalid("copy more bytes than the host has room for")),
-    }
-}
-
-/// Constants of a dispatch, without an allocation for each.
-struct ConstantBytes([u8; CONSTANT_BYTES]);
-
-impl FromIterator<u8> for ConstantBytes {
-    fn from_iter<T: IntoIterator<Item = u8>>(bytes: T) -> Self {
-        let mut all = [0; CONSTANT_BYTES];
-        for (place, byte) in all.iter_mut().zip(bytes) {
-            *place = byte;
-        }
-        Self(all)
     }
 }
