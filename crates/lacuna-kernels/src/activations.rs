@@ -32,6 +32,12 @@ const WIDEST: usize = 8;
 /// be read again for every sixteen rows, which a panel has more of.
 const STREAMED: usize = 64;
 
+/// Tokens of a tile that AMX multiplies.
+pub(crate) const TILE: usize = 16;
+
+/// The fewest tokens that are multiplied so.
+const FEWEST_OF_TILES: usize = 33;
+
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
 
@@ -93,22 +99,57 @@ const fn padded(tokens: usize) -> usize {
     }
 }
 
-/// Tokens per tile at a level whose kernels take many tokens `widest` at a time, and up to `streamed`
-/// as many as registers hold at once.
-pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, streamed: usize) -> usize {
-    match tokens {
-        1 => 1,
-        few if few <= streamed => padded(few).min(WIDEST),
-        _ => widest,
-    }
+/// Whether tokens fill tiles of [`TILE`] to five eighths, as they fill those of a few to.
+const fn fill_tiles(tokens: usize) -> bool {
+    tokens >= FEWEST_OF_TILES && 5 * tokens.div_ceil(TILE) * TILE <= 8 * tokens
 }
 
-/// Tokens that there is storage for: those of a small batch fill their tiles.
-pub(crate) fn stored_tokens(tokens: usize, streamed: usize) -> usize {
-    if tokens <= streamed {
-        padded(tokens)
-    } else {
-        tokens
+/// How a level cuts tokens into tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiling {
+    /// Tokens that its vectors multiply at a time, of many.
+    pub(crate) widest: usize,
+    /// Up to so many a tile has as many as registers hold at once.
+    pub(crate) streamed: usize,
+    /// Whether it multiplies tiles of [`TILE`].
+    pub(crate) amx: bool,
+}
+
+impl Tiling {
+    pub(crate) fn of<S: Simd>(s: S) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let amx = s.amx().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        let (amx, _) = (false, s);
+        Self {
+            widest: S::TOKENS,
+            streamed: streamed::<S>(),
+            amx,
+        }
+    }
+
+    /// Tokens per tile.
+    pub(crate) fn tile(self, tokens: usize) -> usize {
+        match tokens {
+            1 => 1,
+            enough if self.amx && fill_tiles(enough) => TILE,
+            few if few <= self.streamed => padded(few).min(WIDEST),
+            _ => self.widest,
+        }
+    }
+
+    /// Tokens that there is storage for: those of a small batch fill their tiles.
+    pub(crate) fn stored(self, tokens: usize) -> usize {
+        match self.tile(tokens) {
+            TILE => tokens.next_multiple_of(TILE),
+            _ if tokens <= self.streamed => padded(tokens),
+            _ => tokens,
+        }
+    }
+
+    /// Whether rows of quantized matrices are read once for all tokens.
+    pub(crate) fn streams(self, tokens: usize) -> bool {
+        tokens <= self.streamed.max(1)
     }
 }
 
@@ -188,7 +229,11 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return None;
         }
-        match padded(tokens).checked_mul(cols / BLOCK) {
+        let stored = match fill_tiles(tokens) {
+            true => tokens.next_multiple_of(TILE),
+            false => padded(tokens),
+        };
+        match stored.checked_mul(cols / BLOCK) {
             Some(blocks) => blocks.checked_mul(BLOCK_BYTES),
             None => None,
         }
@@ -210,6 +255,11 @@ impl<'a> Activations<'a> {
     /// When there is no such token.
     pub(crate) fn row(&self, token: usize) -> &'a [f32] {
         self.input.row(token)
+    }
+
+    /// Whether they are cut for tiles that AMX multiplies.
+    pub(crate) fn are_of_tiles(&self) -> bool {
+        self.tile == TILE
     }
 
     /// The tiles of a few tokens: where each starts, and how many tokens it has room for.
@@ -280,6 +330,7 @@ impl Kernel for Quantize<'_> {
             6 => self.tile::<S, 6>(s),
             7 => self.tile::<S, 7>(s),
             8 => self.tile::<S, 8>(s),
+            TILE => self.tile::<S, TILE>(s),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }
     }

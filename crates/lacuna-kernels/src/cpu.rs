@@ -8,9 +8,7 @@ mod recurrence;
 use std::io;
 use std::num::NonZeroUsize;
 
-use crate::activations::{
-    Activations, Input, Quantize, QuantizeSingle, stored_tokens, streamed, tokens_per_tile,
-};
+use crate::activations::{Activations, Input, Quantize, QuantizeSingle, Tiling};
 use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
 use crate::elementwise::activation::{Activation, with_function};
@@ -21,7 +19,7 @@ use crate::matrix::Matrix;
 #[cfg(target_arch = "x86_64")]
 use crate::rounded;
 use crate::share::{Cut, Part, Share};
-use crate::simd::{Bf16Products, Kernel, LANES, Simd};
+use crate::simd::{Bf16Products, Kernel, LANES};
 use crate::store::Store;
 use crate::threads::Pool;
 use crate::view::{RowLayout, RunMut, View};
@@ -266,7 +264,8 @@ impl Cpu {
             tokens.checked_mul(cols),
             "activations are [{tokens}, {cols}]"
         );
-        let tile = tokens_per_tile(tokens, self.widest(), self.streamed());
+        let tiling = self.tiling();
+        let tile = tiling.tile(tokens);
         let input = Input {
             x,
             cols,
@@ -289,7 +288,7 @@ impl Cpu {
             storage.len()
         );
         let per_token = Activations::storage_bytes(1, cols).expect("fewer than the bytes of all");
-        let storage = &mut storage[..stored_tokens(tokens, self.streamed()) * per_token];
+        let storage = &mut storage[..tiling.stored(tokens) * per_token];
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
         Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
@@ -584,19 +583,9 @@ impl Cpu {
         self.pool.run(tasks, |index, _| task(index));
     }
 
-    fn streamed(&self) -> usize {
-        fn of<S: Simd>(_: S) -> usize {
-            streamed::<S>()
-        }
-        with_simd!(self.proof, |simd| of(simd))
-    }
-
-    /// Tokens per tile of many.
-    fn widest(&self) -> usize {
-        fn of<S: Simd>(_: S) -> usize {
-            S::TOKENS
-        }
-        with_simd!(self.proof, |simd| of(simd))
+    /// How tokens are cut into tiles.
+    fn tiling(&self) -> Tiling {
+        with_simd!(self.proof, |simd| Tiling::of(simd))
     }
 
     /// Whether a matrix is multiplied by tiles of bf16.
@@ -671,7 +660,7 @@ impl Cpu {
         weights: [&Matrix<'_>; N],
     ) -> Share<N> {
         let quantized = weights.iter().all(|w| w.dtype().is_quantized());
-        let streams = quantized && tokens <= self.streamed().max(1);
+        let streams = quantized && self.tiling().streams(tokens);
         let (together, bytes) = match streams {
             true => (LANES, TASK_BYTES / 2),
             false => (2 * LANES, TASK_BYTES),

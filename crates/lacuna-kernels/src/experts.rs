@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::activations::{Activations, Input, stored_tokens, tokens_per_tile};
+use crate::activations::{Activations, Input, Tiling};
 use crate::elementwise::activation::{Apply, Sigmoid};
 use crate::level::{Level, Proof};
 use crate::matrix::Matrix;
@@ -269,7 +269,7 @@ impl<'a> Words<'a> {
 
     /// Sorts choices by expert, when the experts of all are known. Counting: as many steps as there are
     /// choices and experts.
-    fn sort(self, used: usize, streamed: usize) {
+    fn sort(self, used: usize, tiling: Tiling) {
         self.next.fill(0);
         for &expert in &*self.experts {
             self.next[expert as usize] += 1;
@@ -283,7 +283,7 @@ impl<'a> Words<'a> {
                 self.stored[bands] = stored;
                 bands += 1;
                 start += count;
-                stored += stored_tokens(count as usize, streamed) as u32;
+                stored += tiling.stored(count as usize) as u32;
             }
         }
         self.starts[bands] = start;
@@ -322,14 +322,14 @@ impl<'a> Routes<'a> {
     }
 
     /// Writes the routes of tokens that have all experts in ascending order.
-    pub(crate) fn write_all(words: &mut [u32], tokens: usize, routing: &Routing, streamed: usize) {
+    pub(crate) fn write_all(words: &mut [u32], tokens: usize, routing: &Routing, tiling: Tiling) {
         let words = Words::split(words, tokens, routing);
         for choices in words.experts.chunks_exact_mut(routing.experts) {
             for (choice, expert) in choices.iter_mut().zip(0..) {
                 *choice = expert;
             }
         }
-        words.sort(routing.used, streamed);
+        words.sort(routing.used, tiling);
     }
 
     /// What [`Cpu::route`](crate::Cpu::route) wrote to `words`.
@@ -428,7 +428,7 @@ pub(crate) struct Route<'a> {
 }
 
 impl Route<'_> {
-    pub(crate) fn run(self, proof: Proof, streamed: usize) {
+    pub(crate) fn run(self, proof: Proof, tiling: Tiling) {
         let Routing { experts, used, .. } = *self.routing;
         let tokens = self.logits.len() / experts;
         let words = Words::split(self.words, tokens, self.routing);
@@ -446,7 +446,7 @@ impl Route<'_> {
                     .for_each(|(w, scale)| *w *= scale);
             }
         }
-        words.sort(used, streamed);
+        words.sort(used, tiling);
     }
 }
 
@@ -467,9 +467,7 @@ pub struct ExpertActivations<'a> {
     pub(crate) from: ExpertInput,
     pub(crate) routes: Routes<'a>,
     pub(crate) level: Level,
-    /// Tokens per tile of many.
-    pub(crate) widest: usize,
-    pub(crate) streamed: usize,
+    pub(crate) tiling: Tiling,
     /// Bands of tiles, or nothing.
     pub(crate) quantized: &'a [u8],
 }
@@ -501,7 +499,7 @@ impl<'a> ExpertActivations<'a> {
     /// Tokens of a band, and how many of them a tile has.
     pub(crate) fn tile(&self, band: usize) -> (usize, usize) {
         let tokens = self.routes.places_of(band).len();
-        (tokens, tokens_per_tile(tokens, self.widest, self.streamed))
+        (tokens, self.tiling.tile(tokens))
     }
 
     /// What the expert of a band is multiplied with.
@@ -600,7 +598,21 @@ mod tests {
         // Bands of five tokens have the most to spare.
         for count in 1..200 {
             let most = Routes::storage_bytes(count, 1, 32).expect("small") / 52;
-            assert!(stored_tokens(count, 64) <= most, "{count}");
+            let tiled = Tiling {
+                widest: 6,
+                streamed: 64,
+                amx: true,
+            };
+            assert!(tiled.stored(count) <= most, "{count}");
+            assert!(
+                Tiling {
+                    amx: false,
+                    ..tiled
+                }
+                .stored(count)
+                    <= most,
+                "{count}"
+            );
         }
     }
 }

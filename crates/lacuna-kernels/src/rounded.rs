@@ -15,7 +15,7 @@ use crate::matrix::Matrix;
 use crate::quantized::PanelBuffer;
 use crate::simd::amx::{Amx, ROWS, Side, Sums, Tiles};
 use crate::simd::{Bf16Products, Kernel, LANES, Line, Simd, each};
-use crate::tile::Tile;
+use crate::tile::{Rows, Tile};
 
 /// Tiles of rows, and of tokens, that are multiplied together.
 const TOGETHER: usize = 2;
@@ -129,23 +129,14 @@ impl Product<'_, '_> {
         let (rows, mut start) = (self.out.cols(), 0);
         while start < rows.len() {
             let mut tiles = [const { Rows::NONE }; MOST_TILES];
-            let mut count = 0;
-            for tile in &mut tiles {
-                if start == rows.len() {
-                    break;
-                }
-                let lanes = Tile::new(self.weights, rows.start + start).lanes();
-                let next = start + lanes.len();
-                *tile = Rows { start, lanes };
-                (start, count) = (next, count + 1);
-            }
+            let tiles = Rows::cut(self.weights, &rows, &mut start, &mut tiles);
             s.vectorize(Group {
                 weights: self.weights,
                 proof: self.proof,
                 x: &self.buffer.0,
                 tokens,
                 columns,
-                tiles: &tiles[..count],
+                tiles,
                 panel: panel.as_chunks_mut().0,
                 sums: sums.as_chunks_mut().0,
                 registers,
@@ -222,21 +213,6 @@ impl Round<'_, '_> {
             }
         }
     }
-}
-
-/// The rows of a tile.
-struct Rows {
-    /// Where they begin in the block of the output.
-    start: usize,
-    /// Their lanes.
-    lanes: Range<usize>,
-}
-
-impl Rows {
-    const NONE: Self = Self {
-        start: 0,
-        lanes: 0..0,
-    };
 }
 
 /// Some tiles of rows, times rounded tokens.

@@ -150,3 +150,44 @@ impl<'a> Tile<'a> {
         out
     }
 }
+
+/// The rows of a tile of a block of the output.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Rows {
+    /// Where they begin in the block.
+    pub(crate) start: usize,
+    /// Their lanes in the tile.
+    pub(crate) lanes: Range<usize>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Rows {
+    pub(crate) const NONE: Self = Self {
+        start: 0,
+        lanes: 0..0,
+    };
+
+    /// The tiles of some of the rows of a block: those from `start` on, as many as there is room for. `start` is behind
+    /// them then.
+    pub(crate) fn cut<'a>(
+        matrix: &Matrix<'_>,
+        rows: &Range<usize>,
+        start: &mut usize,
+        tiles: &'a mut [Self],
+    ) -> &'a [Self] {
+        let mut count = 0;
+        for tile in &mut *tiles {
+            if *start == rows.len() {
+                break;
+            }
+            let lanes = Tile::new(matrix, rows.start + *start).lanes();
+            let next = *start + lanes.len();
+            *tile = Self {
+                start: *start,
+                lanes,
+            };
+            (*start, count) = (next, count + 1);
+        }
+        &tiles[..count]
+    }
+}

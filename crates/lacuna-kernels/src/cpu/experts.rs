@@ -55,7 +55,7 @@ impl Cpu {
             weights,
             words,
         };
-        route.run(self.proof, self.streamed());
+        route.run(self.proof, self.tiling());
     }
 
     /// Gives each of `tokens` tokens all experts, in ascending order: `words` then hold the [`Routes`], in
@@ -68,7 +68,7 @@ impl Cpu {
         check(routing);
         let Routing { experts, used, .. } = *routing;
         assert_eq!(used, experts, "every token has all experts");
-        Routes::write_all(words, tokens, routing, self.streamed());
+        Routes::write_all(words, tokens, routing, self.tiling());
     }
 
     /// Prepares `x` to be multiplied with experts' matrices: `[tokens, cols]` or `[choices, cols]`, as
@@ -93,8 +93,7 @@ impl Cpu {
             from,
             routes,
             level: self.level,
-            widest: self.widest(),
-            streamed: self.streamed(),
+            tiling: self.tiling(),
             quantized: &[],
         };
         if storage.is_empty() || routes.bands() == 0 || cols == 0 {

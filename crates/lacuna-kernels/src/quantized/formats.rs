@@ -63,7 +63,7 @@ pub(super) use super::grids::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use lookup::{Iq4Nl, Iq4Xs, Mxfp4};
 pub(super) use low_bits::{Q2K, Q3K, Tq1_0, Tq2_0};
 
-use super::packing::{Bytes, Narrow, Packing, Wide};
+use super::packing::{Bytes, Narrow, Vectors, Wide};
 use super::panel::{HasExtra, PackedBlock, Plain, WithMinimum, WithSecondScale};
 use crate::dtype::DType;
 use crate::simd::{LANES, Simd, each};
@@ -76,9 +76,9 @@ pub(super) trait Format {
     /// What a block has besides one scale.
     type Extra: HasExtra;
     /// How panels are packed where bytes are multiplied through 16 bits.
-    type Pairs: Packing;
+    type Pairs: Vectors;
     /// The same for a few tokens.
-    type FewPairs: Packing;
+    type FewPairs: Vectors;
     /// What the bytes of a block are larger by than its weights.
     const OFFSET: u8;
     /// What several 32-column blocks of a file block have in common.

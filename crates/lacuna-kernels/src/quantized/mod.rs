@@ -20,6 +20,8 @@ mod panels;
 #[cfg(target_arch = "aarch64")]
 mod rows;
 mod stream;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub(crate) use panels::Buffer as PanelBuffer;
 
@@ -75,7 +77,7 @@ impl Product<'_, '_> {
             let first = self.out.cols().start;
             return rows::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
         }
-        if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() {
+        if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() && !self.x.are_of_tiles() {
             return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out, self.panel);
         }
         // The others take the rows between.

@@ -2,7 +2,7 @@
 //!
 //! What is fastest depends on the level and on how large weights are. Where an instruction adds
 //! products of bytes in 32 bits, weights are packed as bytes ([`Bytes`], or [`Squares`] where it takes
-//! two tokens at once). Elsewhere products of two bytes are added in 16 bits first: small weights stay
+//! two tokens at once, or [`Signed`] where it takes tiles of them). Elsewhere products of two bytes are added in 16 bits first: small weights stay
 //! bytes and several products are added before they are widened ([`Narrow`]), and weights of 8 bits are
 //! packed as 16-bit numbers ([`Wide`]). The sums are the same integers.
 
@@ -45,7 +45,10 @@ pub(super) trait Packing: 'static {
 
     /// Packs the weights of a block, whose bytes are `offset` too large.
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words);
+}
 
+/// Packed weights that are multiplied in vectors.
+pub(super) trait Vectors: Packing {
     /// Sums over the columns of the words in `range`, of eight. `start` is what [`ActivationBlock`]
     /// has for these columns.
     fn dots<S: Simd, const R: usize, const T: usize>(
@@ -73,7 +76,9 @@ impl Packing for Bytes {
             s.u_store(word, &mut out[g].0);
         }
     }
+}
 
+impl Vectors for Bytes {
     #[inline(always)]
     fn dots<S: Simd, const R: usize, const T: usize>(
         s: S,
@@ -114,7 +119,9 @@ impl Packing for Squares {
             s.u_store(second, &mut out[g + 1].0);
         }
     }
+}
 
+impl Vectors for Squares {
     #[inline(always)]
     fn dots<S: Simd, const R: usize, const T: usize>(
         s: S,
@@ -154,6 +161,25 @@ impl Packing for Squares {
     }
 }
 
+/// Signed bytes, multiplied by tiles of them: see [`super::tiles`].
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Signed;
+
+#[cfg(target_arch = "x86_64")]
+impl Packing for Signed {
+    type Words = [Line; 8];
+    const PANEL_BLOCKS: usize = Bytes::PANEL_BLOCKS;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {
+        // What the level adds to make bytes unsigned is taken off.
+        let offset = offset.wrapping_neg() ^ 0x80;
+        for g in 0..8 {
+            s.u_store(s.weights(block.words[g], offset as i8), &mut out[g].0);
+        }
+    }
+}
+
 /// Signed bytes as 16-bit numbers: line `2 * g` holds bytes 0 and 1 of word `g`, the next one 2 and 3.
 pub(super) struct Wide;
 
@@ -171,7 +197,9 @@ impl Packing for Wide {
             s.u_store(second, &mut out[2 * g + 1].0);
         }
     }
+}
 
+impl Vectors for Wide {
     #[inline(always)]
     fn dots<S: Simd, const R: usize, const T: usize>(
         s: S,
@@ -220,7 +248,9 @@ impl<const BITS: u32, const OFFSET: i32> Packing for Narrow<BITS, OFFSET> {
             s.u_store(block.words[g], &mut out[g].0);
         }
     }
+}
 
+impl<const BITS: u32, const OFFSET: i32> Vectors for Narrow<BITS, OFFSET> {
     #[inline(always)]
     fn dots<S: Simd, const R: usize, const T: usize>(
         s: S,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::packing::{Dots, Packing};
+use super::packing::{Dots, Packing, Vectors};
 use crate::activations::ActivationBlock;
 use crate::simd::{Simd, each};
 
@@ -63,9 +63,9 @@ pub(super) struct PackedBlock<S: Simd> {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Scales {
-    scale: [f32; 16],
-    extra: [f32; 16],
-    second_minimum: [f32; 16],
+    pub(super) scale: [f32; 16],
+    pub(super) extra: [f32; 16],
+    pub(super) second_minimum: [f32; 16],
 }
 
 impl Scales {
@@ -142,7 +142,7 @@ pub(super) struct Stored<'a, P: Packing, const R: usize> {
     pub(super) scales: [&'a Scales; R],
 }
 
-impl<S: Simd, P: Packing, const R: usize> Source<S, R> for Stored<'_, P, R> {
+impl<S: Simd, P: Vectors, const R: usize> Source<S, R> for Stored<'_, P, R> {
     #[inline(always)]
     fn dots<const T: usize>(
         &self,
@@ -196,25 +196,36 @@ pub(super) fn step<S: Simd, const R: usize, const T: usize>(
     let dots = weights.dots(s, x, &x.start, 0..8);
     let scale = each!(s.splat(0.0), |r| weights.scale(s, r));
     add_scaled(s, &dots, &scale, x, sums);
-    if extra == Extra::Minimum {
-        for r in 0..R {
-            let minimum = weights.extra(s, r);
-            for t in 0..T {
-                sums[r][t] = s.fused(minimum, s.splat(x.scaled_sum[t]), sums[r][t]);
-            }
+    for r in 0..R {
+        for t in 0..T {
+            let minima = || [weights.extra(s, r), weights.second_minimum(s, r)];
+            sums[r][t] = add_minima(s, extra, minima, x, t, sums[r][t]);
         }
     }
-    if extra == Extra::TwoMinima {
-        for r in 0..R {
-            let minima = [weights.extra(s, r), weights.second_minimum(s, r)];
-            for t in 0..T {
-                for half in 0..2 {
-                    // What the start has besides `START` is -128 times the sum.
-                    let sum = (S::START - x.start_halves[t][half]) >> 7;
-                    let unit = s.splat(x.scale[t] * sum as f32);
-                    sums[r][t] = s.fused(minima[half], unit, sums[r][t]);
-                }
+}
+
+/// Adds what minima of a block add to the sum of a token, where it has some.
+#[inline(always)]
+pub(super) fn add_minima<S: Simd, const T: usize>(
+    s: S,
+    extra: Extra,
+    minima: impl Fn() -> [S::F; 2],
+    x: &ActivationBlock<T>,
+    t: usize,
+    sum: S::F,
+) -> S::F {
+    match extra {
+        Extra::Nothing | Extra::SecondScale => sum,
+        Extra::Minimum => s.fused(minima()[0], s.splat(x.scaled_sum[t]), sum),
+        Extra::TwoMinima => {
+            let (minima, mut sum) = (minima(), sum);
+            for half in 0..2 {
+                // What the start has besides `START` is -128 times the sum.
+                let of_half = (S::START - x.start_halves[t][half]) >> 7;
+                let unit = s.splat(x.scale[t] * of_half as f32);
+                sum = s.fused(minima[half], unit, sum);
             }
+            sum
         }
     }
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::packing::{Bytes, Lines, Packing, Squares};
+use super::packing::{Bytes, Lines, Packing, Squares, Vectors};
 use super::panel::{HasExtra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
@@ -62,7 +62,7 @@ impl Buffer {
 /// Weights that will be packed next, fetched a few lines at a time while tokens are multiplied with
 /// those packed before.
 #[derive(Clone)]
-struct Ahead {
+pub(super) struct Ahead {
     next: *const u8,
     /// Bytes left of this row, and of each row after it.
     left: usize,
@@ -91,13 +91,13 @@ impl Ahead {
     }
 
     /// Spreads the lines over `steps` calls of [`Ahead::fetch`].
-    fn spread(&mut self, steps: usize) {
+    pub(super) fn spread(&mut self, steps: usize) {
         let lines = self.rows * (self.row_bytes.div_ceil(64) + 1);
         self.lines = lines.div_ceil(steps.max(1));
     }
 
     #[inline(always)]
-    fn fetch<S: Simd>(&mut self, s: S) {
+    pub(super) fn fetch<S: Simd>(&mut self, s: S) {
         if self.rows == 0 {
             return;
         }
@@ -135,7 +135,11 @@ struct Part {
 
 impl<D: Format> Panels<'_, '_, D> {
     pub(super) fn multiply<S: Simd>(&mut self, s: S) {
-        // A constant, so that no level compiles the packings of another.
+        // Constants, so that no level compiles the packings of another.
+        #[cfg(target_arch = "x86_64")]
+        if const { S::MAY_HAVE_AMX } && self.x.are_of_tiles() {
+            return self.tiles(s);
+        }
         if const { matches!(S::PRODUCTS, Products::Quads) } {
             return self.packed::<S, Bytes>(s);
         }
@@ -149,7 +153,7 @@ impl<D: Format> Panels<'_, '_, D> {
         }
     }
 
-    fn packed<S: Simd, P: Packing>(&mut self, s: S) {
+    fn packed<S: Simd, P: Vectors>(&mut self, s: S) {
         // In a matrix of fewer rows than lanes a tile is one row.
         let tile_rows = if self.weights.rows() < LANES {
             1
@@ -164,7 +168,12 @@ impl<D: Format> Panels<'_, '_, D> {
             for start in (0..blocks).step_by(P::PANEL_BLOCKS) {
                 let columns = start..blocks.min(start + P::PANEL_BLOCKS);
                 for (index, first) in rows.clone().step_by(tile_rows).enumerate() {
-                    self.pack::<S, P>(s, index, &Tile::new(self.weights, first), &columns);
+                    self.pack::<S, P>(
+                        s,
+                        index * P::PANEL_BLOCKS,
+                        &Tile::new(self.weights, first),
+                        &columns,
+                    );
                 }
                 let mut ahead = self.ahead(&rows, columns.end, P::PANEL_BLOCKS);
                 let tiles = self.x.tokens().div_ceil(S::TOKENS);
@@ -185,7 +194,7 @@ impl<D: Format> Panels<'_, '_, D> {
 
     /// What is packed after `rows` and the columns before `column`: the next columns, or else the
     /// first ones of the next rows.
-    fn ahead(&self, rows: &Range<usize>, column: usize, blocks: usize) -> Ahead {
+    pub(super) fn ahead(&self, rows: &Range<usize>, column: usize, blocks: usize) -> Ahead {
         let count = self.weights.cols() / BLOCK;
         let (rows, start) = if column < count {
             (rows.clone(), column)
@@ -200,7 +209,7 @@ impl<D: Format> Panels<'_, '_, D> {
     }
 
     /// Multiplies a packed panel, whose first row is that of `rows`, with some tokens.
-    fn rows<S: Simd, P: Packing>(
+    fn rows<S: Simd, P: Vectors>(
         &mut self,
         s: S,
         panel: usize,
@@ -223,15 +232,14 @@ impl<D: Format> Panels<'_, '_, D> {
         }
     }
 
-    /// Packs the `index`-th tile of rows.
-    fn pack<S: Simd, P: Packing>(
+    /// Packs some columns of a tile of rows, from a block of the buffer on.
+    pub(super) fn pack<S: Simd, P: Packing>(
         &mut self,
         s: S,
-        index: usize,
+        first: usize,
         tile: &Tile<'_>,
         columns: &Range<usize>,
     ) {
-        let first = index * P::PANEL_BLOCKS;
         let words = P::Words::blocks_mut(&mut self.buffer.words);
         s.vectorize(Pack::<D, P> {
             tile,
@@ -243,7 +251,7 @@ impl<D: Format> Panels<'_, '_, D> {
     }
 
     /// Multiplies a packed panel with some tokens.
-    fn panel<S: Simd, P: Packing, const R: usize>(
+    fn panel<S: Simd, P: Vectors, const R: usize>(
         &mut self,
         s: S,
         panel: usize,
@@ -284,7 +292,7 @@ struct TokenTiles<'a, 'b, P: Packing, const R: usize> {
     out: &'a mut Block<'b, f32>,
 }
 
-impl<P: Packing, const R: usize> TokenTiles<'_, '_, P, R> {
+impl<P: Vectors, const R: usize> TokenTiles<'_, '_, P, R> {
     fn run<S: Simd, E: HasExtra>(&mut self, s: S) {
         for token in self.part.tokens.clone().step_by(S::TOKENS) {
             match (self.part.tokens.end - token).min(S::TOKENS) {
@@ -368,7 +376,7 @@ struct TokenTile<'a, 'b, P: Packing, E, const R: usize, const T: usize> {
     extra: PhantomData<E>,
 }
 
-impl<P: Packing, E: HasExtra, const R: usize, const T: usize> Kernel
+impl<P: Vectors, E: HasExtra, const R: usize, const T: usize> Kernel
     for TokenTile<'_, '_, P, E, R, T>
 {
     type Output = ();

@@ -1,15 +1,16 @@
-//! AMX: one instruction multiplies sixteen rows of 32 bf16 with sixteen columns of as many, and adds up in f32.
+//! AMX: one instruction multiplies sixteen rows of 32 bf16 with sixteen columns of as many, and adds up in f32, or rows of
+//! bytes, and adds up in 32 bits.
 //!
 //! What a tile register holds is said by a configuration of the thread. It is loaded before products and released after
 //! them, so that a switch to another thread saves no tiles.
 //!
 //! # Safety
-//! 1. An [`Amx`] exists only if the CPU has AMX for bf16 and the system has granted its registers to the process:
+//! 1. An [`Amx`] exists only if the CPU has AMX for bf16 and bytes and the system has granted its registers to the process:
 //!    `detect` is its only maker. So its instructions are sound once a configuration is loaded.
-//! 2. While a [`Tiles`] lives, the thread has its configuration: it cannot leave the thread, and a second one is not made
+//! 2. While a [`Registers`] lives, the thread has its configuration: it cannot leave the thread, and a second one is not made
 //!    before it is dropped.
 //! 3. Tiles are read and written whole: sixteen lines, or as many as a [`Tiles`] says of rows and sums, the last of which is
-//!    within what is passed; that is checked before.
+//!    within what is passed; that is checked before. Of a [`ByteTiles`] they are as large as the arrays that are passed.
 //! 4. The compiler has no use for tile registers, so they keep what one statement puts there for the next.
 #![expect(unsafe_code, reason = "instructions; see # Safety")]
 
@@ -19,6 +20,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::{Chunk, LANES, Line};
+use crate::activations::BLOCK;
 
 /// Rows of a tile, and lanes of each.
 pub(crate) const ROWS: usize = LANES;
@@ -94,15 +96,15 @@ impl<W, const R: usize, const T: usize> Sums<'_, W, R, T> {
     }
 }
 
-/// Proof that the CPU multiplies tiles of bf16 and this process may use them.
+/// Proof that the CPU multiplies tiles of bf16 and of bytes, and this process may use them.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(());
 
 impl Amx {
     /// The instructions, if this CPU has them and the system grants them.
     pub(crate) fn detect() -> Option<Self> {
-        // Bits of leaf 7: AMX-BF16 and AMX-TILE.
-        const NEEDED: u32 = 1 << 22 | 1 << 24;
+        // Bits of leaf 7: AMX-BF16, AMX-TILE and AMX-INT8. No CPU has had one without the others.
+        const NEEDED: u32 = 1 << 22 | 1 << 24 | 1 << 25;
         let features = __cpuid_count(7, 0).edx;
         (features & NEEDED == NEEDED && granted()).then_some(Self(()))
     }
@@ -123,7 +125,7 @@ fn granted() -> bool {
     false
 }
 
-/// What tile registers hold: sixteen rows of a line each, all of them.
+/// How many rows tile registers have, and bytes in each row.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -134,13 +136,13 @@ struct Configuration {
 }
 
 impl Configuration {
-    /// `rows` in the registers of rows and sums, sixteen in those of tokens.
-    const fn new(rows: usize) -> Self {
-        let (mut row_bytes, mut all) = ([0; 16], [0; 16]);
+    /// Of each register, its rows and their bytes.
+    const fn new(registers: [[usize; 2]; 8]) -> Self {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         let mut register = 0;
         while register < 8 {
-            row_bytes[register] = size_of::<Line>() as u16;
-            all[register] = if register < 6 { rows } else { ROWS } as u8;
+            rows[register] = registers[register][0] as u8;
+            row_bytes[register] = registers[register][1] as u16;
             register += 1;
         }
         Self {
@@ -148,27 +150,59 @@ impl Configuration {
             start_row: 0,
             reserved: [0; 14],
             row_bytes,
-            rows: all,
+            rows,
         }
     }
 }
 
-/// By rows, from one on.
+/// The tile registers of this thread.
+struct Registers(PhantomData<*const ()>);
+
+impl Registers {
+    /// # Panics
+    /// When this thread has taken them already.
+    fn take(_: Amx, configuration: &'static Configuration) -> Self {
+        let in_use = IN_USE.replace(true);
+        assert!(!in_use, "the tiles of this thread are in use");
+        // SAFETY: 1.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, preserves_flags, readonly));
+        }
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: 1; nothing else has tiles of this thread, by 2.
+        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+        IN_USE.set(false);
+    }
+}
+
+/// By rows, from one on: so many in the registers of rows and sums, sixteen in those of tokens, a line each.
 static CONFIGURATIONS: [Configuration; ROWS] = {
-    let mut all = [const { Configuration::new(1) }; ROWS];
-    let mut rows = 1;
-    while rows < ROWS {
-        all[rows] = Configuration::new(rows + 1);
-        rows += 1;
+    let mut all = [const { Configuration::new([[0; 2]; 8]) }; ROWS];
+    let mut index = 0;
+    while index < ROWS {
+        let (rows, tokens) = ([index + 1, LINE_BYTES], [ROWS, LINE_BYTES]);
+        all[index] = Configuration::new([rows, rows, rows, rows, rows, rows, tokens, tokens]);
+        index += 1;
     }
     all
 };
 
-/// The tile registers of this thread.
+const LINE_BYTES: usize = size_of::<Line>();
+
+/// Sums that the registers of a [`ByteTiles`] hold at a time.
+pub(crate) const BYTE_SUMS: usize = 4;
+
+/// Registers for tiles of bf16.
 pub(crate) struct Tiles {
     /// Rows of a tile, 1 to [`ROWS`].
     rows: usize,
-    of_this_thread: PhantomData<*const ()>,
+    /// Held for as long as they are used.
+    _registers: Registers,
 }
 
 impl Tiles {
@@ -176,17 +210,10 @@ impl Tiles {
     ///
     /// # Panics
     /// When this thread has taken them already, or there are no such tiles.
-    pub(crate) fn new(_: Amx, rows: usize) -> Self {
-        let configuration = &CONFIGURATIONS[rows - 1];
-        let in_use = IN_USE.replace(true);
-        assert!(!in_use, "the tiles of this thread are in use");
-        // SAFETY: 1.
-        unsafe {
-            asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, preserves_flags, readonly));
-        }
+    pub(crate) fn new(amx: Amx, rows: usize) -> Self {
         Self {
             rows,
-            of_this_thread: PhantomData,
+            _registers: Registers::take(amx, &CONFIGURATIONS[rows - 1]),
         }
     }
 
@@ -315,11 +342,90 @@ impl Tiles {
     }
 }
 
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: 1; nothing else has tiles of this thread, by 2.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
-        IN_USE.set(false);
+/// Registers for the sums of `N` tokens and sixteen rows of weights over 32 columns, or over those of each of `PARTS`
+/// parts: signed bytes, whose sums are of 32 bits.
+pub(crate) struct ByteTiles<const N: usize, const PARTS: usize>(
+    /// Held for as long as they are used.
+    Registers,
+);
+
+impl<const N: usize, const PARTS: usize> ByteTiles<N, PARTS> {
+    const CONFIGURATION: Configuration = {
+        assert!(1 <= N && N <= ROWS && (PARTS == 1 || PARTS == 2));
+        let columns = BLOCK / PARTS;
+        let sums = [N, LINE_BYTES];
+        let (tokens, weights) = ([N, columns], [columns / 4, LINE_BYTES]);
+        Configuration::new([sums, sums, sums, sums, tokens, tokens, weights, weights])
+    };
+
+    /// Takes the registers.
+    ///
+    /// # Panics
+    /// When this thread has taken them already.
+    pub(crate) fn new(amx: Amx) -> Self {
+        Self(Registers::take(amx, const { &Self::CONFIGURATION }))
+    }
+
+    /// Makes the `SUM`-th sum the products of the columns of a part: a token's are 32 bytes, and word `g` of lane `r` of
+    /// the weights is columns `4 * g ..` of row `r`.
+    #[inline(always)]
+    pub(crate) fn multiply<const SUM: usize>(
+        &self,
+        tokens: &[[u32; 8]; N],
+        weights: &[Line; 8],
+        part: usize,
+    ) {
+        const { assert!(SUM < BYTE_SUMS) };
+        assert!(part < PARTS);
+        macro_rules! multiply {
+            ($sum:literal, $tokens:literal, $weights:literal) => {
+                // SAFETY: 1, 2, 4; 3: `N` rows of the columns of a part, and as many lines as it has words.
+                unsafe {
+                    asm!(
+                        concat!("tileloadd ", $tokens, ", [{tokens} + {row}]"),
+                        concat!("tileloadd ", $weights, ", [{weights} + {line}]"),
+                        concat!("tilezero ", $sum),
+                        concat!("tdpbssd ", $sum, ", ", $tokens, ", ", $weights),
+                        tokens = in(reg) tokens.as_ptr().cast::<u8>().add(part * BLOCK / PARTS),
+                        row = in(reg) size_of::<[u32; 8]>(),
+                        weights = in(reg) weights.as_ptr().add(part * 8 / PARTS),
+                        line = in(reg) LINE_BYTES,
+                        options(nostack, preserves_flags, readonly),
+                    )
+                }
+            };
+        }
+        match SUM {
+            0 => multiply!("tmm0", "tmm4", "tmm6"),
+            1 => multiply!("tmm1", "tmm5", "tmm7"),
+            2 => multiply!("tmm2", "tmm4", "tmm6"),
+            _ => multiply!("tmm3", "tmm5", "tmm7"),
+        }
+    }
+
+    /// Writes the `SUM`-th sum: lane `r` of line `t` is that of row `r` and token `t`.
+    #[inline(always)]
+    pub(crate) fn store<const SUM: usize>(&self, out: &mut [Line; N]) {
+        const { assert!(SUM < BYTE_SUMS) };
+        macro_rules! store {
+            ($sum:literal) => {
+                // SAFETY: 1, 2, 4; 3: `N` lines.
+                unsafe {
+                    asm!(
+                        concat!("tilestored [{out} + {line}], ", $sum),
+                        out = in(reg) out,
+                        line = in(reg) LINE_BYTES,
+                        options(nostack, preserves_flags),
+                    )
+                }
+            };
+        }
+        match SUM {
+            0 => store!("tmm0"),
+            1 => store!("tmm1"),
+            2 => store!("tmm2"),
+            _ => store!("tmm3"),
+        }
     }
 }
 
@@ -442,6 +548,60 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Sums of bytes by definition: each register has one of its own, and the others stay.
+    fn check_bytes<const N: usize, const PARTS: usize>(amx: Amx) {
+        let weights = [5, 6, 7, 8].map(|seed| {
+            let mut lines: [Line; 8] = lines(8, seed).try_into().unwrap_or([Line::ZERO; 8]);
+            // The largest products there are.
+            lines[0].0[1] = 0x7F80_807F;
+            lines
+        });
+        let mut tokens = [[0x8080_7F7F; 8]; N];
+        for (token, line) in tokens.iter_mut().zip(lines(N, 9)).skip(1) {
+            token.copy_from_slice(&line.0[..8]);
+        }
+        let columns = 8 / PARTS;
+        let registers = ByteTiles::<N, PARTS>::new(amx);
+        for part in 0..PARTS {
+            registers.multiply::<0>(&tokens, &weights[0], part);
+            registers.multiply::<1>(&tokens, &weights[1], part);
+            registers.multiply::<2>(&tokens, &weights[2], part);
+            registers.multiply::<3>(&tokens, &weights[3], part);
+            let mut sums = [[Line::ZERO; N]; 4];
+            let [first, second, third, fourth] = &mut sums;
+            registers.store::<3>(fourth);
+            registers.store::<2>(third);
+            registers.store::<1>(second);
+            registers.store::<0>(first);
+            for (weights, sums) in weights.iter().zip(&sums) {
+                for (t, r) in (0..N).flat_map(|t| (0..LANES).map(move |r| (t, r))) {
+                    let words = part * columns..(part + 1) * columns;
+                    let products = words.flat_map(|g| {
+                        let bytes =
+                            |word: u32| word.to_le_bytes().map(|byte| i32::from(byte as i8));
+                        let (x, w) = (bytes(tokens[t][g]), bytes(weights[g].0[r]));
+                        std::iter::zip(x, w).map(|(x, w)| x * w)
+                    });
+                    let defined: i32 = products.sum();
+                    assert_eq!(
+                        sums[t].0[r].cast_signed(),
+                        defined,
+                        "{N} {PARTS} {part} {t} {r}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_bytes_are_multiplied_and_summed_exactly() {
+        let Some(amx) = Amx::detect() else { return };
+        check_bytes::<16, 1>(amx);
+        check_bytes::<16, 2>(amx);
+        check_bytes::<1, 1>(amx);
+        check_bytes::<5, 2>(amx);
     }
 
     #[test]
