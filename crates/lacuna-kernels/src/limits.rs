@@ -48,6 +48,9 @@ impl Cpu {
     }
 
     /// Products of 8-bit integers per second, summed in 32 bits, of all threads together.
+    ///
+    /// At a level with AMX they are those of its vectors too: its tiles multiply many times as many, but what they sum has
+    /// to leave them every 32 columns, which is what bounds them.
     pub fn measure_int8_dot(&self) -> f64 {
         self.measure_arithmetic(Arithmetic::Int8)
     }
