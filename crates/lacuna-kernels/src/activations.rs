@@ -35,8 +35,8 @@ const STREAMED: usize = 64;
 /// Tokens of a tile that AMX multiplies.
 pub(crate) const TILE: usize = 16;
 
-/// The fewest tokens that are multiplied so.
-const FEWEST_OF_TILES: usize = 33;
+/// The most tokens that vectors multiply where there is AMX: of fewer, packing weights for tiles takes what tiles save.
+const BESIDE_TILES: usize = 32;
 
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
@@ -99,11 +99,6 @@ const fn padded(tokens: usize) -> usize {
     }
 }
 
-/// Whether tokens fill tiles of [`TILE`] to five eighths, as they fill those of a few to.
-const fn fill_tiles(tokens: usize) -> bool {
-    tokens >= FEWEST_OF_TILES && 5 * tokens.div_ceil(TILE) * TILE <= 8 * tokens
-}
-
 /// How a level cuts tokens into tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiling {
@@ -132,7 +127,7 @@ impl Tiling {
     pub(crate) fn tile(self, tokens: usize) -> usize {
         match tokens {
             1 => 1,
-            enough if self.amx && fill_tiles(enough) => TILE,
+            many if self.amx && many > BESIDE_TILES => TILE,
             few if few <= self.streamed => padded(few).min(WIDEST),
             _ => self.widest,
         }
@@ -229,10 +224,12 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return None;
         }
-        let stored = match fill_tiles(tokens) {
-            true => tokens.next_multiple_of(TILE),
-            false => padded(tokens),
+        // Of any level.
+        let stored = match tokens > BESIDE_TILES {
+            true => tokens.checked_next_multiple_of(TILE),
+            false => Some(padded(tokens)),
         };
+        let Some(stored) = stored else { return None };
         match stored.checked_mul(cols / BLOCK) {
             Some(blocks) => blocks.checked_mul(BLOCK_BYTES),
             None => None,
@@ -460,6 +457,11 @@ mod tests {
             "8 and 4"
         );
         assert_eq!(Activations::storage_bytes(17, 64), Some(17 * 104));
+        assert_eq!(
+            Activations::storage_bytes(33, 64),
+            Some(48 * 104),
+            "three of 16"
+        );
         assert_eq!(Activations::storage_bytes(3, 60), None);
     }
 }

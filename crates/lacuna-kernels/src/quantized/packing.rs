@@ -2,9 +2,10 @@
 //!
 //! What is fastest depends on the level and on how large weights are. Where an instruction adds
 //! products of bytes in 32 bits, weights are packed as bytes ([`Bytes`], or [`Squares`] where it takes
-//! two tokens at once, or [`Signed`] where it takes tiles of them). Elsewhere products of two bytes are added in 16 bits first: small weights stay
-//! bytes and several products are added before they are widened ([`Narrow`]), and weights of 8 bits are
-//! packed as 16-bit numbers ([`Wide`]). The sums are the same integers.
+//! two tokens at once, or `Signed` where it takes tiles of them). Elsewhere products of two bytes are
+//! added in 16 bits first: small weights stay bytes and several products are added before they are
+//! widened ([`Narrow`]), and weights of 8 bits are packed as 16-bit numbers ([`Wide`]). The sums are
+//! the same integers.
 
 use std::hint::black_box;
 use std::ops::Range;

@@ -197,8 +197,8 @@ pub(super) fn step<S: Simd, const R: usize, const T: usize>(
     let scale = each!(s.splat(0.0), |r| weights.scale(s, r));
     add_scaled(s, &dots, &scale, x, sums);
     for r in 0..R {
+        let minima = [weights.extra(s, r), weights.second_minimum(s, r)];
         for t in 0..T {
-            let minima = || [weights.extra(s, r), weights.second_minimum(s, r)];
             sums[r][t] = add_minima(s, extra, minima, x, t, sums[r][t]);
         }
     }
@@ -209,16 +209,16 @@ pub(super) fn step<S: Simd, const R: usize, const T: usize>(
 pub(super) fn add_minima<S: Simd, const T: usize>(
     s: S,
     extra: Extra,
-    minima: impl Fn() -> [S::F; 2],
+    minima: [S::F; 2],
     x: &ActivationBlock<T>,
     t: usize,
     sum: S::F,
 ) -> S::F {
     match extra {
         Extra::Nothing | Extra::SecondScale => sum,
-        Extra::Minimum => s.fused(minima()[0], s.splat(x.scaled_sum[t]), sum),
+        Extra::Minimum => s.fused(minima[0], s.splat(x.scaled_sum[t]), sum),
         Extra::TwoMinima => {
-            let (minima, mut sum) = (minima(), sum);
+            let mut sum = sum;
             for half in 0..2 {
                 // What the start has besides `START` is -128 times the sum.
                 let of_half = (S::START - x.start_halves[t][half]) >> 7;

@@ -67,8 +67,12 @@ impl<D: Format> Panels<'_, '_, D> {
                 let packed = rows.start + first..rows.start + end;
                 let mut ahead = self.ahead(&packed, columns.end, panel);
                 let groups = tiles.len() * (columns.len() * PARTS).div_ceil(BYTE_SUMS);
-                ahead.spread(tokens.div_ceil(TILE) * groups);
-                for token in (0..tokens).step_by(TILE) {
+                // With the last tokens, so that no others have taken its place in the second-level cache.
+                let (all, last) = (tokens.div_ceil(TILE), tokens.div_ceil(4 * TILE));
+                for (index, token) in (0..tokens).step_by(TILE).enumerate() {
+                    if index == all - last {
+                        ahead.spread(last * groups);
+                    }
                     s.vectorize(Rectangle::<D::Extra, PARTS> {
                         registers: &registers,
                         products: &mut products,
@@ -230,7 +234,7 @@ fn scale<S: Simd, E: HasExtra, const PARTS: usize>(
     mut sums: [S::F; TILE],
 ) -> [S::F; TILE] {
     let (scale, extra) = (s.load(&scales.scale), s.load(&scales.extra));
-    let minima = || [extra, s.load(&scales.second_minimum)];
+    let minima = [extra, s.load(&scales.second_minimum)];
     let start = s.u_splat(S::START.cast_unsigned());
     for t in 0..TILE {
         let unit = s.splat(x.scale[t]);
