@@ -144,7 +144,7 @@ impl Tiling {
 
     /// Whether rows of quantized matrices are read once for all tokens.
     pub(crate) fn streams(self, tokens: usize) -> bool {
-        tokens <= self.streamed.max(1)
+        tokens <= self.streamed.max(1) && self.tile(tokens) != TILE
     }
 }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::formats::Format;
 use super::packing::{Lines, Packing, Signed};
 use super::panel::{Extra, HasExtra, Scales, add_minima};
-use super::panels::{Ahead, Buffer, Panels};
+use super::panels::{Ahead, BUFFER_BLOCKS, Panels};
 use super::{load, store};
 use crate::activations::{ActivationBlock, BLOCK, TILE};
 use crate::grid::Block;
@@ -46,14 +46,14 @@ impl<D: Format> Panels<'_, '_, D> {
         let amx = s
             .amx()
             .expect("tokens are cut for tiles where there is AMX");
-        let registers = ByteTiles::<TILE, PARTS>::new(amx);
+        let registers = ByteTiles::<PARTS>::new(amx);
         let mut products = [[[Line::ZERO; TILE]; BYTE_SUMS]; 2];
         let (rows, tokens) = (self.out.cols(), self.x.tokens());
         let blocks = self.weights.cols() / BLOCK;
         // Of a tile, a whole number of groups of sums.
         let panel = blocks.clamp(1, Signed::PANEL_BLOCKS);
         let stride = panel.next_multiple_of(BYTE_SUMS);
-        let most = TILES.min(Buffer::LINES / 8 / stride);
+        let most = TILES.min(BUFFER_BLOCKS / stride);
         let (mut first, mut end) = (0, 0);
         while first < rows.len() {
             let mut tiles = [const { Rows::NONE }; TILES];
@@ -96,7 +96,7 @@ impl<D: Format> Panels<'_, '_, D> {
 
 /// Adds the products of some packed tiles of rows and a tile of tokens.
 struct Rectangle<'a, 'b, E, const PARTS: usize> {
-    registers: &'a ByteTiles<TILE, PARTS>,
+    registers: &'a ByteTiles<PARTS>,
     products: &'a mut Groups,
     /// Of each tile of rows the blocks of columns, `stride` apart.
     stride: usize,

@@ -342,19 +342,19 @@ impl Tiles {
     }
 }
 
-/// Registers for the sums of `N` tokens and sixteen rows of weights over 32 columns, or over those of each of `PARTS`
+/// Registers for the sums of sixteen tokens and sixteen rows of weights over 32 columns, or over those of each of `PARTS`
 /// parts: signed bytes, whose sums are of 32 bits.
-pub(crate) struct ByteTiles<const N: usize, const PARTS: usize>(
+pub(crate) struct ByteTiles<const PARTS: usize>(
     /// Held for as long as they are used.
     Registers,
 );
 
-impl<const N: usize, const PARTS: usize> ByteTiles<N, PARTS> {
+impl<const PARTS: usize> ByteTiles<PARTS> {
     const CONFIGURATION: Configuration = {
-        assert!(1 <= N && N <= ROWS && (PARTS == 1 || PARTS == 2));
+        assert!(PARTS == 1 || PARTS == 2);
         let columns = BLOCK / PARTS;
-        let sums = [N, LINE_BYTES];
-        let (tokens, weights) = ([N, columns], [columns / 4, LINE_BYTES]);
+        let sums = [ROWS, LINE_BYTES];
+        let (tokens, weights) = ([ROWS, columns], [columns / 4, LINE_BYTES]);
         Configuration::new([sums, sums, sums, sums, tokens, tokens, weights, weights])
     };
 
@@ -371,7 +371,7 @@ impl<const N: usize, const PARTS: usize> ByteTiles<N, PARTS> {
     #[inline(always)]
     pub(crate) fn multiply<const SUM: usize>(
         &self,
-        tokens: &[[u32; 8]; N],
+        tokens: &[[u32; 8]; ROWS],
         weights: &[Line; 8],
         part: usize,
     ) {
@@ -379,7 +379,7 @@ impl<const N: usize, const PARTS: usize> ByteTiles<N, PARTS> {
         assert!(part < PARTS);
         macro_rules! multiply {
             ($sum:literal, $tokens:literal, $weights:literal) => {
-                // SAFETY: 1, 2, 4; 3: `N` rows of the columns of a part, and as many lines as it has words.
+                // SAFETY: 1, 2, 4; 3: sixteen rows of the columns of a part, and as many lines as it has words.
                 unsafe {
                     asm!(
                         concat!("tileloadd ", $tokens, ", [{tokens} + {row}]"),
@@ -405,11 +405,11 @@ impl<const N: usize, const PARTS: usize> ByteTiles<N, PARTS> {
 
     /// Writes the `SUM`-th sum: lane `r` of line `t` is that of row `r` and token `t`.
     #[inline(always)]
-    pub(crate) fn store<const SUM: usize>(&self, out: &mut [Line; N]) {
+    pub(crate) fn store<const SUM: usize>(&self, out: &mut [Line; ROWS]) {
         const { assert!(SUM < BYTE_SUMS) };
         macro_rules! store {
             ($sum:literal) => {
-                // SAFETY: 1, 2, 4; 3: `N` lines.
+                // SAFETY: 1, 2, 4; 3: sixteen lines.
                 unsafe {
                     asm!(
                         concat!("tilestored [{out} + {line}], ", $sum),
@@ -551,32 +551,32 @@ mod tests {
     }
 
     /// Sums of bytes by definition: each register has one of its own, and the others stay.
-    fn check_bytes<const N: usize, const PARTS: usize>(amx: Amx) {
+    fn check_bytes<const PARTS: usize>(amx: Amx) {
         let weights = [5, 6, 7, 8].map(|seed| {
-            let mut lines: [Line; 8] = lines(8, seed).try_into().unwrap_or([Line::ZERO; 8]);
+            let mut lines: [Line; 8] = lines(8, seed)[..].try_into().expect("eight");
             // The largest products there are.
             lines[0].0[1] = 0x7F80_807F;
             lines
         });
-        let mut tokens = [[0x8080_7F7F; 8]; N];
-        for (token, line) in tokens.iter_mut().zip(lines(N, 9)).skip(1) {
+        let mut tokens = [[0x8080_7F7F; 8]; ROWS];
+        for (token, line) in tokens.iter_mut().zip(lines(ROWS, 9)).skip(1) {
             token.copy_from_slice(&line.0[..8]);
         }
         let columns = 8 / PARTS;
-        let registers = ByteTiles::<N, PARTS>::new(amx);
+        let registers = ByteTiles::<PARTS>::new(amx);
         for part in 0..PARTS {
             registers.multiply::<0>(&tokens, &weights[0], part);
             registers.multiply::<1>(&tokens, &weights[1], part);
             registers.multiply::<2>(&tokens, &weights[2], part);
             registers.multiply::<3>(&tokens, &weights[3], part);
-            let mut sums = [[Line::ZERO; N]; 4];
+            let mut sums = [[Line::ZERO; ROWS]; BYTE_SUMS];
             let [first, second, third, fourth] = &mut sums;
             registers.store::<3>(fourth);
             registers.store::<2>(third);
             registers.store::<1>(second);
             registers.store::<0>(first);
             for (weights, sums) in weights.iter().zip(&sums) {
-                for (t, r) in (0..N).flat_map(|t| (0..LANES).map(move |r| (t, r))) {
+                for (t, r) in (0..ROWS).flat_map(|t| (0..LANES).map(move |r| (t, r))) {
                     let words = part * columns..(part + 1) * columns;
                     let products = words.flat_map(|g| {
                         let bytes =
@@ -588,7 +588,7 @@ mod tests {
                     assert_eq!(
                         sums[t].0[r].cast_signed(),
                         defined,
-                        "{N} {PARTS} {part} {t} {r}"
+                        "{PARTS} {part} {t} {r}"
                     );
                 }
             }
@@ -598,10 +598,8 @@ mod tests {
     #[test]
     fn tiles_of_bytes_are_multiplied_and_summed_exactly() {
         let Some(amx) = Amx::detect() else { return };
-        check_bytes::<16, 1>(amx);
-        check_bytes::<16, 2>(amx);
-        check_bytes::<1, 1>(amx);
-        check_bytes::<5, 2>(amx);
+        check_bytes::<1>(amx);
+        check_bytes::<2>(amx);
     }
 
     #[test]
