@@ -41,10 +41,10 @@ ways! {
     Q4K, 144: k_add(rows, x, ahead, None, 16, sum);
     Q5K, 176: k_add(rows, x, ahead, Some(16), 48, sum);
     Q6K, 210: q6_k(rows, x, ahead, sum);
-    Q2K, 84: low_bits::q2_k::<Quads, CACHE>(rows, x, ahead, sum);
-    Q3K, 110: low_bits::q3_k::<Quads, CACHE>(rows, x, ahead, sum);
+    Q2K, 84: low_bits::q2_k::<Quads>(rows, x, ahead, sum);
+    Q3K, 110: low_bits::q3_k::<Quads>(rows, x, ahead, sum);
     Tq1_0, 54: tq1_0(rows, x, ahead, sum);
-    Tq2_0, 66: low_bits::tq2_0::<Quads, CACHE>(rows, x, ahead, sum);
+    Tq2_0, 66: low_bits::tq2_0::<Quads>(rows, x, ahead, sum);
 }
 
 /// Sixteen bytes at `at` of each row: of the first four, and of the others.
@@ -112,10 +112,10 @@ fn both(a: i32, b: i32) -> __m512i {
 /// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn k_add<const BYTES: usize, const CACHE: i32>(
+fn k_add<const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<BYTES>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
@@ -129,7 +129,7 @@ fn k_add<const BYTES: usize, const CACHE: i32>(
     let at = fifth.unwrap_or(nibbles);
     let bits = [quads(rows, at), quads(rows, at + 16)];
     for two in 0..4 {
-        ahead.prefetch(two * ROWS * BYTES / 4, ROWS * BYTES / 4);
+        ahead.prefetch(two, 4);
         let mut dots = [[zero; 2]; 2];
         for index in 0..2 {
             let shared = quads(rows, nibbles + 32 * two + 16 * index);
@@ -184,12 +184,7 @@ fn with_fifth(nibbles: __m512i, bits: __m512i, part: usize) -> __m512i {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn q6_k<const CACHE: i32>(
-    rows: &Blocks<'_, 210>,
-    x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
-    mut sum: __m256,
-) -> __m256 {
+fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: __m256) -> __m256 {
     let zero = _mm512_setzero_si512();
     let d = f16_of_rows(rows, 208);
     let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
@@ -198,7 +193,7 @@ fn q6_k<const CACHE: i32>(
         // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
         let mut dots = [zero; 4];
         for block in 0..2 {
-            ahead.prefetch((2 * upper + block) * ROWS * 210 / 4, ROWS * 210 / 4);
+            ahead.prefetch(2 * upper + block, 4);
             [dots[block], dots[block + 2]] = q6_k_dots(rows, x, upper, block);
         }
         for quarter in 0..4 {
@@ -258,19 +253,14 @@ fn q6_k_dots(
 /// Adds the terms of a block of three levels: a step takes the digits of eight bytes of each row.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn tq1_0<const CACHE: i32>(
-    rows: &Blocks<'_, 54>,
-    x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
-    mut sum: __m256,
-) -> __m256 {
+fn tq1_0(rows: &Blocks<'_, 54>, x: &Values<'_, 8>, ahead: Ahead<54>, mut sum: __m256) -> __m256 {
     let zero = _mm512_setzero_si512();
     // Weights are one too large, so dot products start at minus the sums of the activations, in the first of
     // two words.
     let starts = block_sums(x).map(|sum| i64::from((-sum).cast_unsigned()));
     let mut dots: [_; 8] = each!(zero, |part| _mm512_set1_epi64(starts[part]));
     for quarter in 0..2 {
-        ahead.prefetch(quarter * ROWS * 54 / 4, ROWS * 54 / 4);
+        ahead.prefetch(quarter, 4);
         let bytes = eights(rows, 16 * quarter);
         for i in 0..2 {
             let digits = ternary_digits(bytes[i]);
@@ -281,7 +271,7 @@ fn tq1_0<const CACHE: i32>(
         }
     }
     // Each digit of sixteen bytes is half a block of columns.
-    ahead.prefetch(2 * ROWS * 54 / 4, ROWS * 54 / 4);
+    ahead.prefetch(2, 4);
     let bytes = eights(rows, 32);
     for i in 0..2 {
         let digits = ternary_digits(bytes[i]);
@@ -293,7 +283,7 @@ fn tq1_0<const CACHE: i32>(
     }
     // And each of four bytes an eighth: two others are before them, which are multiplied with zeros, and the
     // scale is after them.
-    ahead.prefetch(3 * ROWS * 54 / 4, ROWS * 54 / 4);
+    ahead.prefetch(3, 4);
     let last: [i64; ROWS] = each!(0, |r| {
         i64::from_le_bytes(*rows[r][46..].first_chunk().expect("inside the block"))
     });

@@ -58,19 +58,19 @@ trait Points<const BYTES: usize>: Grid + Format {
 }
 
 eight!(Iq2Xxs, 66, 8, |rows, x, ahead, sum| {
-    add::<Self, 66, CACHE>(rows, x, ahead, sum)
+    add::<Self, 66>(rows, x, ahead, sum)
 });
 eight!(Iq2Xs, 74, 8, |rows, x, ahead, sum| {
-    add::<Self, 74, CACHE>(rows, x, ahead, sum)
+    add::<Self, 74>(rows, x, ahead, sum)
 });
 eight!(Iq2S, 82, 8, |rows, x, ahead, sum| {
-    add::<Self, 82, CACHE>(rows, x, ahead, sum)
+    add::<Self, 82>(rows, x, ahead, sum)
 });
 eight!(Iq3Xxs, 98, 8, |rows, x, ahead, sum| {
-    add::<Self, 98, CACHE>(rows, x, ahead, sum)
+    add::<Self, 98>(rows, x, ahead, sum)
 });
 eight!(Iq3S, 110, 8, |rows, x, ahead, sum| {
-    add::<Self, 110, CACHE>(rows, x, ahead, sum)
+    add::<Self, 110>(rows, x, ahead, sum)
 });
 
 /// Adds the terms of a file block of each row.
@@ -78,10 +78,10 @@ eight!(Iq3S, 110, 8, |rows, x, ahead, sum| {
 /// # Safety
 /// The CPU has AVX2, FMA and F16C.
 #[inline(always)]
-unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
+unsafe fn add<G: Points<BYTES>, const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<BYTES>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise, 2.
@@ -102,7 +102,7 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
         });
         let scales: [_; 8] = each!(d, |part| odd(d, scales[part]));
         for part in 0..8 {
-            ahead.prefetch(part * ROWS * BYTES / 8, ROWS * BYTES / 8);
+            ahead.prefetch(part, 8);
             let moved = _mm256_srli_epi32::<1>(signs[part]);
             let signs = [
                 _mm256_unpacklo_epi32(signs[part], moved),

@@ -14,9 +14,7 @@
 use std::arch::x86_64::*;
 
 use super::lookup::twice;
-use super::{
-    Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, half_sums, numbers, pair,
-};
+use super::{Ahead, Blocks, Eight, Values, add_dots, eight, f16_of_rows, half_sums, numbers, pair};
 use crate::quantized::formats::{Q2K, Q3K, Tq1_0, Tq2_0};
 use crate::simd::avx2::{in_order, transpose4};
 use crate::simd::each;
@@ -116,16 +114,16 @@ impl Products for Quads {
 const FIELDS: [(usize, i8); 4] = [(0, 3), (0, 12), (1, 3), (1, 12)];
 
 eight!(Q2K, 84, 8, |rows, x, ahead, sum| {
-    q2_k::<Pairs, CACHE>(rows, x, ahead, sum)
+    q2_k::<Pairs>(rows, x, ahead, sum)
 });
 
 /// # Safety
 /// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
 #[inline(always)]
-pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
+pub(super) unsafe fn q2_k<P: Products>(
     rows: &Blocks<'_, 84>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<84>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -158,7 +156,7 @@ pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part * ROWS * 84 / 8, ROWS * 84 / 8);
+                ahead.prefetch(part, 8);
                 // Two bytes of a word, one for each half.
                 let (word, byte) = (part / 2, 2 * (quarter % 2));
                 let scaled: [_; 2] = each!(zero, |half| {
@@ -198,16 +196,16 @@ fn units_of_halves(x: &Values<'_, 8>) -> [[f32; 8]; 2] {
 }
 
 eight!(Q3K, 110, 8, |rows, x, ahead, sum| {
-    q3_k::<Pairs, CACHE>(rows, x, ahead, sum)
+    q3_k::<Pairs>(rows, x, ahead, sum)
 });
 
 /// # Safety
 /// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
 #[inline(always)]
-pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
+pub(super) unsafe fn q3_k<P: Products>(
     rows: &Blocks<'_, 110>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<110>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -243,7 +241,7 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part * ROWS * 110 / 8, ROWS * 110 / 8);
+                ahead.prefetch(part, 8);
                 for half in 0..2 {
                     let index = 2 * part + half;
                     let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
@@ -278,16 +276,16 @@ fn q3_k_scales(rows: &Blocks<'_, 110>) -> [__m256i; 4] {
 }
 
 eight!(Tq2_0, 66, 8, |rows, x, ahead, sum| {
-    tq2_0::<Pairs, CACHE>(rows, x, ahead, sum)
+    tq2_0::<Pairs>(rows, x, ahead, sum)
 });
 
 /// # Safety
 /// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
 #[inline(always)]
-pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
+pub(super) unsafe fn tq2_0<P: Products>(
     rows: &Blocks<'_, 66>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<66>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -308,7 +306,7 @@ pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part * ROWS * 66 / 8, ROWS * 66 / 8);
+                ahead.prefetch(part, 8);
                 let mut dots = P::sum(dots[quarter]);
                 if quarter % 2 == 1 {
                     dots = _mm256_srai_epi32::<2>(dots);
@@ -337,10 +335,10 @@ eight!(Tq1_0, 54, 8, |rows, x, ahead, sum| {
 /// # Safety
 /// The CPU has AVX2, FMA and F16C.
 #[inline(always)]
-unsafe fn tq1_0<const CACHE: i32>(
+unsafe fn tq1_0(
     rows: &Blocks<'_, 54>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<54>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -367,7 +365,7 @@ unsafe fn tq1_0<const CACHE: i32>(
             add!(2 * two + 1);
         }
         for part in 0..5 {
-            ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
+            ahead.prefetch(part, 8);
             // Weights are one too large.
             let dots = _mm256_sub_epi32(Pairs::sum(dots[part]), _mm256_set1_epi32(sums[part]));
             sum = add_dots(x, part, dots, d, sum);
@@ -392,7 +390,7 @@ unsafe fn tq1_0<const CACHE: i32>(
             upper[2] = Pairs::add(upper[2], digits[digit], x.q[7][4 + digit]);
         }
         for part in 0..3 {
-            ahead.prefetch((5 + part) * ROWS * 54 / 8, ROWS * 54 / 8);
+            ahead.prefetch(5 + part, 8);
             let dots = _mm256_sub_epi32(Pairs::sum(upper[part]), _mm256_set1_epi32(sums[5 + part]));
             sum = add_dots(x, 5 + part, dots, d, sum);
         }

@@ -19,6 +19,7 @@ mod planes;
 
 use std::arch::x86_64::*;
 
+use super::apart::{AHEAD_BYTES, Runs};
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
 use crate::activations::{ActivationRow, BLOCK};
 use crate::dtype::DType;
@@ -28,18 +29,6 @@ use crate::simd::{Simd, each};
 
 /// Rows side by side.
 const ROWS: usize = 8;
-
-/// The most bytes of eight rows that are fetched to the first-level cache while eight others are read:
-/// a third of it. More would take the place of what is read before them.
-const NEAREST_BYTES: usize = 10 << 10;
-
-/// How far ahead of what is read lines are fetched at least, in bytes: what memory delivers to a core in
-/// twice the time that it takes to answer. Eight short rows are less.
-const AHEAD_BYTES: usize = 4 << 10;
-
-/// How many bytes of each of the first rows are fetched before they are read. Of longer rows the processor
-/// sees by then what is read.
-const FIRST_BYTES: usize = 2 << 10;
 
 /// A file block of each row.
 type Blocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; ROWS];
@@ -91,18 +80,38 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
     }
 }
 
-/// Bytes that are read soon, as many as the blocks that are read now, and the hint that says which cache
-/// they are fetched to: a constant, because a branch for each line takes as long as the fetch.
+/// The blocks that are read soon: of the same rows, [`AHEAD_BYTES`] further on.
 #[derive(Clone, Copy)]
-struct Ahead<const CACHE: i32>(*const u8);
+struct Ahead<const BYTES: usize> {
+    /// That of the first row.
+    block: *const u8,
+    /// From a row to the next, in bytes.
+    distance: usize,
+    /// Where in a block the first line begins that is not part of the block before.
+    line: usize,
+}
 
-impl<const CACHE: i32> Ahead<CACHE> {
-    /// Prefetches `bytes` of them from `start` on.
+impl<const BYTES: usize> Ahead<BYTES> {
+    /// Prefetches one of so many shares of the rows: blocks are fetched in between what is computed with others.
     #[inline(always)]
-    fn prefetch(self, start: usize, bytes: usize) {
-        for line in (0..bytes).step_by(64) {
+    fn prefetch(self, share: usize, shares: usize) {
+        let fetch = |row: usize, line: usize| {
+            let line = self
+                .block
+                .wrapping_add(row * self.distance + self.line + 64 * line);
             // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<CACHE>(self.0.wrapping_add(start + line).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        };
+        // All lines but one are constants, because a branch for each takes as long as the fetch.
+        let lines = BYTES / 64;
+        let one_more = self.line + 64 * lines < BYTES;
+        for row in share * ROWS / shares..(share + 1) * ROWS / shares {
+            for line in 0..lines {
+                fetch(row, line);
+            }
+            if one_more {
+                fetch(row, lines);
+            }
         }
     }
 }
@@ -110,10 +119,10 @@ impl<const CACHE: i32> Ahead<CACHE> {
 /// A storage type whose blocks are `BYTES` bytes, and `PARTS` times 32 columns.
 trait Eight<const BYTES: usize, const PARTS: usize> {
     /// Adds the terms of a file block of each row, in the order of its columns.
-    fn add<const CACHE: i32>(
+    fn add(
         rows: &Blocks<'_, BYTES>,
         x: &Values<'_, PARTS>,
-        ahead: Ahead<CACHE>,
+        ahead: Ahead<BYTES>,
         sum: __m256,
     ) -> __m256;
 }
@@ -126,10 +135,10 @@ macro_rules! eight {
     ) => {
         impl Eight<$bytes, $parts> for $name {
             #[inline(always)]
-            fn add<const CACHE: i32>(
+            fn add(
                 $rows: &Blocks<'_, $bytes>,
                 $x: &Values<'_, $parts>,
-                $ahead: Ahead<CACHE>,
+                $ahead: Ahead<$bytes>,
                 $sum: __m256,
             ) -> __m256 {
                 // SAFETY: 1.
@@ -206,76 +215,54 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     first: usize,
     out: &mut [f32],
 ) {
-    match ROWS * weights.row_bytes() {
-        ..=NEAREST_BYTES => rows_ahead::<D, BYTES, PARTS, _MM_HINT_T0>(weights, x, first, out),
-        _ => rows_ahead::<D, BYTES, PARTS, _MM_HINT_T1>(weights, x, first, out),
-    }
-}
-
-/// [`rows`], of which the next are fetched to a cache.
-#[inline(always)]
-fn rows_ahead<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize, const CACHE: i32>(
-    weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
-) {
     let blocks = x.q.len() / PARTS;
-    // Front to back, and whole times eight rows ahead.
-    let eight_bytes = (ROWS * weights.row_bytes()).max(1);
-    let distance = AHEAD_BYTES.next_multiple_of(eight_bytes);
-    for (index, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows: [&[[u8; BYTES]]; ROWS] = eight_rows(weights, first + index * ROWS);
-        let rows = each!(&[][..], |r| &rows[r][..blocks]);
-        if index == 0 {
-            fetch::<CACHE>(rows.map(|row| row.as_flattened()));
-        }
-        let next = rows[0].as_ptr().cast::<u8>().wrapping_add(distance);
+    let row_bytes = weights.row_bytes();
+    let Runs { each, rest } = Runs::<ROWS>::of(out.len(), row_bytes);
+    // A row of each run, and then those that are left over.
+    for step in 0..each + rest.div_ceil(ROWS) {
+        let (row, apart) = match step.checked_sub(each) {
+            None => (step, each),
+            Some(behind) => (ROWS * (each + behind), 1),
+        };
+        let rows: [&[[u8; BYTES]]; ROWS] = eight_rows(weights, first + row, apart);
+        let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |r| &rows[r][..blocks]);
         // SAFETY: 1.
         let mut sum = unsafe { _mm256_setzero_ps() };
         for block in 0..blocks {
-            let ahead = Ahead::<CACHE>(next.wrapping_add(block * ROWS * BYTES));
+            let place = block * BYTES;
+            let ahead = Ahead {
+                block: rows[0]
+                    .as_ptr()
+                    .cast::<u8>()
+                    .wrapping_add(place + AHEAD_BYTES),
+                distance: apart * row_bytes,
+                line: place.next_multiple_of(64) - place,
+            };
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
             sum = D::add(&rows, &Values::of(x, block), ahead, sum);
         }
+        let mut lanes = [0.0; ROWS];
         // SAFETY: 1, 2.
-        let store = |lanes: &mut [f32; ROWS]| unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        if let Some(out) = out.first_chunk_mut() {
-            store(out);
-        } else {
-            let mut lanes = [0.0; ROWS];
-            store(&mut lanes);
-            out.copy_from_slice(&lanes[..out.len()]);
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
+        for (lane, out) in lanes.into_iter().zip(out[row..].iter_mut().step_by(apart)) {
+            *out = lane;
         }
     }
 }
 
-/// Prefetches the beginning of the first rows of a task, side by side as they are read: nothing was ahead of
-/// them, and a task may be a few times eight rows.
-#[inline(always)]
-fn fetch<const CACHE: i32>(rows: [&[u8]; ROWS]) {
-    for line in (0..rows[0].len().min(FIRST_BYTES)).step_by(64) {
-        for row in rows {
-            Ahead::<CACHE>(row.as_ptr().wrapping_add(line)).prefetch(0, 64);
-        }
-    }
-}
-
-/// The file blocks of rows from `first` on; rows that do not exist are the last one again.
+/// The file blocks of rows from `first` on, each so many after the one before; for one that does not exist there is the last row.
 #[inline(always)]
 fn eight_rows<'a, const BYTES: usize>(
     weights: &Matrix<'a>,
     first: usize,
+    apart: usize,
 ) -> [&'a [[u8; BYTES]]; ROWS] {
-    let row_bytes = weights.row_bytes();
-    let mut bytes = &weights.bytes()[first * row_bytes..];
-    let last = weights.rows() - 1;
+    let (row_bytes, last) = (weights.row_bytes(), weights.rows() - 1);
     each!(&[][..], |r| {
-        let (row, after) = bytes.split_at(row_bytes);
-        if first + r < last {
-            bytes = after;
-        }
-        row.as_chunks().0
+        let row = (first + r * apart).min(last);
+        weights.bytes()[row * row_bytes..][..row_bytes]
+            .as_chunks()
+            .0
     })
 }
 
@@ -392,7 +379,7 @@ fn sum_halves(x: [__m256i; 4]) -> __m256i {
 }
 
 eight!(Q8_0, 34, 1, |rows, x, ahead, sum| {
-    ahead.prefetch(0, ROWS * 34);
+    ahead.prefetch(0, 1);
     q8_0(rows, x, sum)
 });
 
@@ -454,7 +441,7 @@ fn nibble_dots<const BYTES: usize>(
 macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         eight!($name, $len, 1, |rows, x, ahead, sum| {
-            ahead.prefetch(0, ROWS * $len);
+            ahead.prefetch(0, 1);
             let dots = nibble_dots(rows, halves(x, 0), $fifth, $at);
             let dots = _mm256_add_epi32(dots, lacking(x, 0, $offset));
             let sum = add_dots(x, 0, dots, f16_of_rows(rows, 0), sum);
@@ -540,17 +527,17 @@ fn fifth_bits(bits: __m256i, part: usize) -> __m256i {
 /// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn k_add<const BYTES: usize, const CACHE: i32>(
+fn k_add<const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<BYTES>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
 ) -> __m256 {
     let header = Header::read(rows);
     for both in 0..4 {
-        ahead.prefetch(both * ROWS * BYTES / 4, ROWS * BYTES / 4);
+        ahead.prefetch(both, 4);
         let dots = k_dots(rows, x, 2 * both, fifth, nibbles + 32 * both);
         for second in 0..2 {
             let part = 2 * both + second;
@@ -611,12 +598,7 @@ eight!(Q6K, 210, 8, |rows, x, ahead, sum| {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn q6_k<const CACHE: i32>(
-    rows: &Blocks<'_, 210>,
-    x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
-    mut sum: __m256,
-) -> __m256 {
+fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: __m256) -> __m256 {
     let zero = _mm256_setzero_si256();
     let d = f16_of_rows(rows, 208);
     let scales = transpose4(each!(zero, |r| pair(rows, r, 192)));
@@ -624,7 +606,7 @@ fn q6_k<const CACHE: i32>(
         // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
         let mut dots = [[zero; 2]; 4];
         for block in 0..2 {
-            ahead.prefetch((2 * upper + block) * ROWS * 210 / 4, ROWS * 210 / 4);
+            ahead.prefetch(2 * upper + block, 4);
             for half in 0..2 {
                 let both = q6_k_dots(rows, x, [upper, block, half]);
                 [dots[block][half], dots[block + 2][half]] = both;

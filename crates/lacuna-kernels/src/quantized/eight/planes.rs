@@ -48,11 +48,11 @@ pub(super) fn multiply(
 ways! {
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c",
     |rows, x, ahead, sum|
-    Iq3S, 110: add::<Iq3S, 110, CACHE>(rows, x, ahead, sum);
-    Iq3Xxs, 98: add::<Iq3Xxs, 98, CACHE>(rows, x, ahead, sum);
-    Iq2S, 82: add::<Iq2S, 82, CACHE>(rows, x, ahead, sum);
-    Iq2Xs, 74: add::<Iq2Xs, 74, CACHE>(rows, x, ahead, sum);
-    Iq2Xxs, 66: add::<Iq2Xxs, 66, CACHE>(rows, x, ahead, sum);
+    Iq3S, 110: add::<Iq3S, 110>(rows, x, ahead, sum);
+    Iq3Xxs, 98: add::<Iq3Xxs, 98>(rows, x, ahead, sum);
+    Iq2S, 82: add::<Iq2S, 82>(rows, x, ahead, sum);
+    Iq2Xs, 74: add::<Iq2Xs, 74>(rows, x, ahead, sum);
+    Iq2Xxs, 66: add::<Iq2Xxs, 66>(rows, x, ahead, sum);
 }
 
 /// Bytes, or words, of which the `e`-th register is about columns `4 * i + e`.
@@ -101,10 +101,10 @@ trait InPlanes<const BYTES: usize>: Grid {
 /// # Safety
 /// The CPU has the instructions of 1.
 #[inline(always)]
-unsafe fn add<G: InPlanes<BYTES>, const BYTES: usize, const CACHE: i32>(
+unsafe fn add<G: InPlanes<BYTES>, const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<CACHE>,
+    ahead: Ahead<BYTES>,
     mut sum: __m256,
 ) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -113,7 +113,7 @@ unsafe fn add<G: InPlanes<BYTES>, const BYTES: usize, const CACHE: i32>(
         let d = _mm256_mul_ps(f16_of_rows(rows, 0), _mm256_set1_ps(G::UNIT));
         let mut terms = [_mm512_setzero_ps(); ROWS];
         for pair in 0..4 {
-            ahead.prefetch(pair * ROWS * BYTES / 4, ROWS * BYTES / 4);
+            ahead.prefetch(pair, 4);
             let two = [rows[2 * pair], rows[2 * pair + 1]];
             let magnitudes = G::planes(two);
             let dots: [_; 2] = each!(_mm512_setzero_si512(), |i| {
