@@ -9,7 +9,6 @@
 //! many ([`stream`]). Others share panels that are packed into a buffer of the worker ([`panels`]),
 //! as the level multiplies them fastest ([`packing`]).
 
-#[cfg(target_arch = "x86_64")]
 mod apart;
 pub(crate) mod codebooks;
 #[cfg(target_arch = "x86_64")]

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::apart::Kept;
 use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing, Squares, Vectors};
 use super::panel::{HasExtra, Scales, Stored, Sums, step};
@@ -41,6 +42,7 @@ pub(super) const BUFFER_BLOCKS: usize = PANELS * MOST_TILES * MOST_BLOCKS;
 pub(crate) struct Buffer {
     pub(crate) words: Box<[Line]>,
     pub(super) scales: Box<[Scales]>,
+    pub(super) sums: Kept,
 }
 
 impl Buffer {
@@ -51,11 +53,12 @@ impl Buffer {
         Self {
             words: vec![Line::ZERO; Self::LINES].into_boxed_slice(),
             scales: vec![Scales::ZERO; BUFFER_BLOCKS].into_boxed_slice(),
+            sums: Kept::new(),
         }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.words) + size_of_val(&*self.scales)
+        size_of_val(&*self.words) + size_of_val(&*self.scales) + self.sums.bytes()
     }
 }
 

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::apart::{AHEAD_BYTES, FEW_TOKENS, Place, Runs, Write};
 use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
@@ -26,32 +27,77 @@ pub(super) fn multiply<S: Simd, D: Format>(
     out: &mut Block<'_, f32>,
     buffer: &mut Buffer,
 ) {
+    let rows = out.cols();
+    let row_bytes = weights.row_bytes();
+    let each = match x.tokens() <= most_tokens::<D>() {
+        true => Runs::<LANES>::of(rows.len(), row_bytes).each,
+        false => 0,
+    };
+    for row in 0..each {
+        let bytes = &weights.bytes()[(rows.start + row) * row_bytes..];
+        let tile = Tile::strided(bytes, each * row_bytes, row_bytes);
+        sixteen::<S, D>(s, &tile, &Place::Runs(row), x, out, buffer);
+        if (row + 1).is_multiple_of(LANES) || row + 1 == each {
+            s.vectorize(Write {
+                kept: &buffer.sums,
+                tokens: x.tokens(),
+                rows: row / LANES * LANES..row + 1,
+                each,
+                out,
+            });
+        }
+    }
+    let mut start = LANES * each;
+    while start < rows.len() {
+        let tile = Tile::new(weights, rows.start + start);
+        let place = Place::Neighbours(start, tile.lanes());
+        sixteen::<S, D>(s, &tile, &place, x, out, buffer);
+        start += tile.lanes().len();
+    }
+}
+
+/// The most tokens that are multiplied with a row of each run: with more, what is computed takes longer than what is read, and
+/// rows that are read ahead to the first-level cache take the place of what is computed with.
+const fn most_tokens<D: Format>() -> usize {
+    // Half the bytes of 32 columns.
+    let tokens = D::DTYPE.block_bytes() * BLOCK / D::DTYPE.block_len() / 2;
+    if tokens < FEW_TOKENS {
+        tokens
+    } else {
+        FEW_TOKENS
+    }
+}
+
+/// Sixteen rows.
+fn sixteen<S: Simd, D: Format>(
+    s: S,
+    tile: &Tile<'_>,
+    place: &Place,
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
+    buffer: &mut Buffer,
+) {
     let blocks = x.cols() / BLOCK;
-    let (mut start, end) = (0, out.cols().len());
-    while start < end {
-        let tile = Tile::new(weights, out.cols().start + start);
-        for column in (0..blocks).step_by(BUFFER_BLOCKS) {
-            let columns = column..blocks.min(column + BUFFER_BLOCKS);
-            for (token, room) in x.padded_tiles() {
-                let call = Call {
-                    tile: &tile,
-                    x,
-                    columns: columns.clone(),
-                    tokens: token..x.tokens().min(token + room),
-                    start,
-                    out,
-                    buffer,
-                };
-                match room {
-                    1 => call.run::<S, D, 1>(s),
-                    2 => call.run::<S, D, 2>(s),
-                    4 => call.run::<S, D, 4>(s),
-                    8 => call.run::<S, D, 8>(s),
-                    count => unreachable!("a tile of {count} tokens"),
-                }
+    for column in (0..blocks).step_by(BUFFER_BLOCKS) {
+        let columns = column..blocks.min(column + BUFFER_BLOCKS);
+        for (token, room) in x.padded_tiles() {
+            let call = Call {
+                tile,
+                x,
+                columns: columns.clone(),
+                tokens: token..x.tokens().min(token + room),
+                place,
+                out,
+                buffer,
+            };
+            match room {
+                1 => call.run::<S, D, 1>(s),
+                2 => call.run::<S, D, 2>(s),
+                4 => call.run::<S, D, 4>(s),
+                8 => call.run::<S, D, 8>(s),
+                count => unreachable!("a tile of {count} tokens"),
             }
         }
-        start += tile.lanes().len();
     }
 }
 
@@ -63,7 +109,7 @@ struct Call<'a, 'b> {
     /// Those of the tile that exist.
     tokens: Range<usize>,
     /// Where the rows are in the block of the output.
-    start: usize,
+    place: &'a Place,
     out: &'a mut Block<'b, f32>,
     buffer: &'a mut Buffer,
 }
@@ -96,8 +142,13 @@ impl<'a> Call<'a, '_> {
         let mut sums = [s.splat(0.0); T];
         if self.columns.start > 0 {
             for (t, sums) in sums.iter_mut().enumerate().take(self.tokens.len()) {
-                let out = &self.out.row(self.tokens.start + t)[self.start..];
-                *sums = load(s, out, &self.tile.lanes());
+                let token = self.tokens.start + t;
+                *sums = match self.place {
+                    Place::Runs(row) => s.load(self.buffer.sums.of(token, *row)),
+                    Place::Neighbours(start, lanes) => {
+                        load(s, &self.out.row(token)[*start..], lanes)
+                    }
+                };
             }
         }
         [sums]
@@ -106,8 +157,13 @@ impl<'a> Call<'a, '_> {
     #[inline(always)]
     fn store<S: Simd, const T: usize>(self, s: S, sums: &Sums<S, 1, T>) {
         for (t, sums) in sums[0].iter().enumerate().take(self.tokens.len()) {
-            let out = &mut self.out.row(self.tokens.start + t)[self.start..];
-            store(s, *sums, out, &self.tile.lanes());
+            let token = self.tokens.start + t;
+            match self.place {
+                Place::Runs(row) => s.store(*sums, self.buffer.sums.of(token, *row)),
+                Place::Neighbours(start, lanes) => {
+                    store(s, *sums, &mut self.out.row(token)[*start..], lanes);
+                }
+            }
         }
     }
 }
@@ -125,15 +181,27 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
         let mut call = self.0;
         let (tile, first) = (call.tile, call.columns.start / parts::<D>());
         let keeps = call.x.tokens() > call.tokens.end;
-        let group_bytes = LANES * D::DTYPE.block_bytes();
+        let (len, neighbours) = (
+            D::DTYPE.block_bytes(),
+            matches!(call.place, Place::Neighbours(..)),
+        );
         let mut sums = call.load::<S, T>(s);
         let x = call.activations::<T>().chunks_exact(parts::<D>());
         let words = Words::blocks_mut(&mut call.buffer.words).chunks_exact_mut(parts::<D>());
         let scales = call.buffer.scales.chunks_exact_mut(parts::<D>());
         for (index, ((x, words), scales)) in (first..).zip(x.zip(words).zip(scales)) {
-            // While sixteen rows are read, the next sixteen are prefetched front to back.
-            for line in (0..group_bytes).step_by(64) {
-                s.prefetch_far(tile.address(LANES, index * group_bytes + line));
+            if neighbours {
+                // While sixteen rows are read, the next sixteen are prefetched front to back.
+                for line in (0..LANES * len).step_by(64) {
+                    s.prefetch_far(tile.address(LANES, index * LANES * len + line));
+                }
+            } else {
+                let block = index * len..(index + 1) * len;
+                for line in (block.start.next_multiple_of(64)..block.end).step_by(64) {
+                    for row in 0..LANES {
+                        s.prefetch_line(tile.address(row, line + AHEAD_BYTES));
+                    }
+                }
             }
             let header = D::header(s, tile, index);
             for (part, x) in x.iter().enumerate() {
