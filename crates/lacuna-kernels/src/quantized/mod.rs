@@ -9,7 +9,6 @@
 //! many ([`stream`]). Others share panels that are packed into a buffer of the worker ([`panels`]),
 //! as the level multiplies them fastest ([`packing`]).
 
-mod apart;
 pub(crate) mod codebooks;
 #[cfg(target_arch = "x86_64")]
 mod eight;
@@ -21,6 +20,7 @@ mod panels;
 #[cfg(target_arch = "aarch64")]
 mod rows;
 mod stream;
+mod streams;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 

@@ -4,10 +4,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::apart::Kept;
 use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing, Squares, Vectors};
 use super::panel::{HasExtra, Scales, Stored, Sums, step};
+use super::streams::Kept;
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;

@@ -4,11 +4,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::apart::{AHEAD_BYTES, FEW_TOKENS, Place, Runs, Write};
 use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
+use super::streams::{AHEAD_BYTES, FEW_TOKENS, Place, Streams, Write};
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
 use crate::grid::Block;
@@ -29,14 +29,14 @@ pub(super) fn multiply<S: Simd, D: Format>(
 ) {
     let rows = out.cols();
     let row_bytes = weights.row_bytes();
-    let each = match x.tokens() <= most_tokens::<D>() {
-        true => Runs::<LANES>::of(rows.len(), row_bytes).each,
+    let each = match x.tokens() <= most_tokens::<D>(row_bytes) {
+        true => Streams::<LANES>::of(rows.len(), row_bytes).each,
         false => 0,
     };
     for row in 0..each {
         let bytes = &weights.bytes()[(rows.start + row) * row_bytes..];
         let tile = Tile::strided(bytes, each * row_bytes, row_bytes);
-        sixteen::<S, D>(s, &tile, &Place::Runs(row), x, out, buffer);
+        sixteen::<S, D>(s, &tile, &Place::Streams(row), x, out, buffer);
         if (row + 1).is_multiple_of(LANES) || row + 1 == each {
             s.vectorize(Write {
                 kept: &buffer.sums,
@@ -56,16 +56,19 @@ pub(super) fn multiply<S: Simd, D: Format>(
     }
 }
 
-/// The most tokens that are multiplied with a row of each run: with more, what is computed takes longer than what is read, and
-/// rows that are read ahead to the first-level cache take the place of what is computed with.
-const fn most_tokens<D: Format>() -> usize {
+/// The fewest bytes of rows that a few tokens read as streams. Of shorter ones sixteen neighbours are in few pages, and keeping
+/// and writing sums takes longer than reading them so.
+const LEAST_BYTES: usize = 512;
+
+/// The most tokens that read rows as streams. With more, what is computed takes longer than what is read, and rows that are
+/// read ahead to the first-level cache take the place of what is computed with.
+fn most_tokens<D: Format>(row_bytes: usize) -> usize {
+    if row_bytes < LEAST_BYTES {
+        return 1;
+    }
     // Half the bytes of 32 columns.
     let tokens = D::DTYPE.block_bytes() * BLOCK / D::DTYPE.block_len() / 2;
-    if tokens < FEW_TOKENS {
-        tokens
-    } else {
-        FEW_TOKENS
-    }
+    tokens.min(FEW_TOKENS)
 }
 
 /// Sixteen rows.
@@ -144,7 +147,7 @@ impl<'a> Call<'a, '_> {
             for (t, sums) in sums.iter_mut().enumerate().take(self.tokens.len()) {
                 let token = self.tokens.start + t;
                 *sums = match self.place {
-                    Place::Runs(row) => s.load(self.buffer.sums.of(token, *row)),
+                    Place::Streams(row) => s.load(self.buffer.sums.of(token, *row)),
                     Place::Neighbours(start, lanes) => {
                         load(s, &self.out.row(token)[*start..], lanes)
                     }
@@ -159,7 +162,7 @@ impl<'a> Call<'a, '_> {
         for (t, sums) in sums[0].iter().enumerate().take(self.tokens.len()) {
             let token = self.tokens.start + t;
             match self.place {
-                Place::Runs(row) => s.store(*sums, self.buffer.sums.of(token, *row)),
+                Place::Streams(row) => s.store(*sums, self.buffer.sums.of(token, *row)),
                 Place::Neighbours(start, lanes) => {
                     store(s, *sums, &mut self.out.row(token)[*start..], lanes);
                 }

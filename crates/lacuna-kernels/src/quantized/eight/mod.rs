@@ -19,8 +19,8 @@ mod planes;
 
 use std::arch::x86_64::*;
 
-use super::apart::{AHEAD_BYTES, Runs};
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
+use super::streams::{AHEAD_BYTES, Streams};
 use crate::activations::{ActivationRow, BLOCK};
 use crate::dtype::DType;
 use crate::matrix::Matrix;
@@ -217,8 +217,8 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
 ) {
     let blocks = x.q.len() / PARTS;
     let row_bytes = weights.row_bytes();
-    let Runs { each, rest } = Runs::<ROWS>::of(out.len(), row_bytes);
-    // A row of each run, and then those that are left over.
+    let Streams { each, rest } = Streams::<ROWS>::of(out.len(), row_bytes);
+    // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {
             None => (step, each),
