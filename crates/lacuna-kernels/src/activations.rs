@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 use crate::level::Level;
-use crate::simd::{Kernel, Registers, Simd, SingleToken, each};
+use crate::simd::{Kernel, Products, Registers, Simd, SingleToken, each};
 
 /// Values per block.
 pub(crate) const BLOCK: usize = 32;
@@ -91,6 +91,17 @@ pub(crate) const fn streamed<S: Simd>() -> usize {
     }
 }
 
+/// The most tokens that are multiplied one by one, with rows as they lie in memory, unpacked for each. Where registers are few,
+/// more share panels, which take three times as long to pack as a token is multiplied; a little less where products are summed
+/// in 32 bits.
+pub(crate) const fn one_by_one<S: Simd>() -> usize {
+    match (S::REGISTERS, S::SINGLE_TOKEN, S::PRODUCTS) {
+        (Registers::Few, SingleToken::Eight, Products::Quads) => 2,
+        (Registers::Few, SingleToken::Eight, _) => 3,
+        _ => 1,
+    }
+}
+
 /// Few tokens are stored in whole tiles: of 8, then one of 1, 2, 4 or 8.
 const fn padded(tokens: usize) -> usize {
     match tokens % WIDEST {
@@ -104,6 +115,8 @@ const fn padded(tokens: usize) -> usize {
 pub(crate) struct Tiling {
     /// Tokens that its vectors multiply at a time, of many.
     pub(crate) widest: usize,
+    /// Up to so many are stored one by one.
+    pub(crate) one_by_one: usize,
     /// Up to so many a tile has as many as registers hold at once.
     pub(crate) streamed: usize,
     /// Whether it multiplies tiles of [`TILE`].
@@ -118,6 +131,7 @@ impl Tiling {
         let (amx, _) = (false, s);
         Self {
             widest: S::TOKENS,
+            one_by_one: one_by_one::<S>(),
             streamed: streamed::<S>(),
             amx,
         }
@@ -126,7 +140,7 @@ impl Tiling {
     /// Tokens per tile.
     pub(crate) fn tile(self, tokens: usize) -> usize {
         match tokens {
-            1 => 1,
+            one if one <= self.one_by_one => 1,
             many if self.amx && many > BESIDE_TILES => TILE,
             few if few <= self.streamed => padded(few).min(WIDEST),
             _ => self.widest,
@@ -137,6 +151,7 @@ impl Tiling {
     pub(crate) fn stored(self, tokens: usize) -> usize {
         match self.tile(tokens) {
             TILE => tokens.next_multiple_of(TILE),
+            1 => tokens,
             _ if tokens <= self.streamed => padded(tokens),
             _ => tokens,
         }
@@ -144,7 +159,7 @@ impl Tiling {
 
     /// Whether rows of quantized matrices are read once for all tokens.
     pub(crate) fn streams(self, tokens: usize) -> bool {
-        tokens <= self.streamed.max(1) && self.tile(tokens) != TILE
+        tokens <= self.streamed.max(self.one_by_one) && self.tile(tokens) != TILE
     }
 }
 
@@ -281,17 +296,18 @@ impl<'a> Activations<'a> {
         cast(&self.quantized[token * per_token..][..N * per_token])
     }
 
-    /// The blocks of the only token, of a level that has a way of its own for it.
+    /// The blocks of a token, of a level that has a way of its own for one.
     ///
     /// # Panics
-    /// When there are several tokens or they are not quantized.
-    pub(crate) fn single(&self) -> ActivationRow<'a> {
+    /// When tokens are not stored one by one, or not quantized, or there is no such token.
+    pub(crate) fn single(&self, token: usize) -> ActivationRow<'a> {
         assert!(
-            self.tokens == 1 && !self.quantized.is_empty(),
-            "one quantized token"
+            self.tile == 1 && token < self.tokens && !self.quantized.is_empty(),
+            "a token that is quantized and stored alone"
         );
         let blocks = self.cols() / BLOCK;
-        let (q, rest) = self.quantized.split_at(BLOCK * blocks);
+        let bytes = &self.quantized[token * blocks * BLOCK_BYTES..][..blocks * BLOCK_BYTES];
+        let (q, rest) = bytes.split_at(BLOCK * blocks);
         let mut fields = rest.chunks_exact(4 * blocks);
         let mut next = || fields.next().expect("a token has all its fields");
         ActivationRow {

@@ -295,7 +295,8 @@ impl Cpu {
             let first = block.cols().start / per_token;
             let firsts = (first..tokens).step_by(tile);
             for (out, first) in block.piece().chunks_mut(tile * per_token).zip(firsts) {
-                if tokens == 1 {
+                if tile == 1 {
+                    let x = input.row(first);
                     self.proof.run(QuantizeSingle { x, out });
                 } else {
                     self.proof.run(Quantize {

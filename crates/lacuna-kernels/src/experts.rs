@@ -601,6 +601,7 @@ mod tests {
             for amx in [false, true] {
                 let tiling = Tiling {
                     widest: 6,
+                    one_by_one: 1,
                     streamed: 64,
                     amx,
                 };

@@ -115,8 +115,8 @@ impl Cpu {
                 let input = input.input(band);
                 let tiles = block.whole_rows().chunks_mut(tile * row);
                 for (out, first) in tiles.zip((0..).step_by(tile)) {
-                    if tokens == 1 {
-                        let x = input.row(0);
+                    if tile == 1 {
+                        let x = input.row(first);
                         self.proof.run(QuantizeSingle { x, out });
                     } else {
                         self.proof.run(Quantize {

@@ -29,6 +29,8 @@ pub(crate) use panels::Buffer as PanelBuffer;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use crate::activations::one_by_one;
 use crate::activations::{Activations, BLOCK, streamed};
 use crate::dtype::DType;
 use crate::grid::Block;
@@ -69,14 +71,13 @@ impl Product<'_, '_> {
         let tokens = self.x.tokens();
         // Constants, so that no level compiles the ways of another.
         #[cfg(target_arch = "x86_64")]
-        if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens == 1 {
-            let first = self.out.cols().start;
-            return eight::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens <= one_by_one::<S>() {
+            return eight::multiply(s, self.weights, self.x, &mut self.out);
         }
         #[cfg(target_arch = "aarch64")]
         if const { matches!(S::SINGLE_TOKEN, SingleToken::EachRow) } && tokens == 1 {
             let first = self.out.cols().start;
-            return rows::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
+            return rows::multiply(s, self.weights, &self.x.single(0), first, self.out.row(0));
         }
         if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() && !self.x.are_of_tiles() {
             return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out, self.panel);

@@ -15,25 +15,24 @@ use super::{
     Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, load16, pair, planes,
     ways,
 };
-use crate::activations::ActivationRow;
+use crate::activations::Activations;
+use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::quantized::formats::{Format, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1_0, Tq2_0};
 use crate::simd::avx2::transpose4;
 use crate::simd::avx512::Avx512Vnni;
 use crate::simd::each;
 
-/// Writes the products of the rows from `first` on with one token, if their type is not multiplied as with
-/// AVX2.
+/// Writes the products of the rows of `out`, if their type is not multiplied as with AVX2.
 pub(super) fn multiply(
     avx512: Avx512Vnni,
     weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
 ) -> bool {
     // SAFETY: 1.
-    let here = unsafe { of_its_type(weights, x, first, out) };
-    here || planes::multiply(avx512, weights, x, first, out)
+    let here = unsafe { of_its_type(weights, x, out) };
+    here || planes::multiply(avx512, weights, x, out)
 }
 
 ways! {

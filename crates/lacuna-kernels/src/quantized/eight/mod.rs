@@ -21,8 +21,9 @@ use std::arch::x86_64::*;
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
 use super::streams::{AHEAD_BYTES, Streams};
-use crate::activations::{ActivationRow, BLOCK};
+use crate::activations::{ActivationRow, Activations, BLOCK};
 use crate::dtype::DType;
+use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::simd::avx2::{Avx2, bytes_where, sum_quads, transpose4};
 use crate::simd::{Simd, each};
@@ -33,17 +34,16 @@ const ROWS: usize = 8;
 /// A file block of each row.
 type Blocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; ROWS];
 
-/// Writes the products of the rows from `first` on, as many as `out` holds, with one token.
+/// Writes the products of the rows of `out` with tokens that are stored one by one.
 pub(super) fn multiply<S: Simd>(
     s: S,
     weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
 ) {
     let dtype = weights.dtype();
     if let Some(avx512) = s.avx512()
-        && avx512::multiply(avx512, weights, x, first, out)
+        && avx512::multiply(avx512, weights, x, out)
     {
         return;
     }
@@ -54,7 +54,7 @@ pub(super) fn multiply<S: Simd>(
             D,
             { <D as Format>::DTYPE.block_bytes() },
             { <D as Format>::DTYPE.block_len() / BLOCK },
-        >(weights, x, first, out));
+        >(weights, x, out));
     }
 }
 
@@ -164,28 +164,26 @@ macro_rules! ways {
         #[target_feature(enable = $features)]
         fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
             weights: &Matrix<'_>,
-            x: &ActivationRow<'_>,
-            first: usize,
-            out: &mut [f32],
+            x: &Activations<'_>,
+            out: &mut Block<'_, f32>,
         ) {
-            super::rows::<D, BYTES, 8>(weights, x, first, out);
+            super::rows::<D, BYTES, 8>(weights, x, out);
         }
 
-        /// Writes the products of the rows from `first` on with one token, if their type is one of these.
+        /// Writes the products of the rows of `out`, if their type is one of these.
         ///
         /// # Safety
         /// The CPU has the instructions.
         unsafe fn of_its_type(
             weights: &Matrix<'_>,
-            x: &ActivationRow<'_>,
-            first: usize,
-            out: &mut [f32],
+            x: &Activations<'_>,
+            out: &mut Block<'_, f32>,
         ) -> bool {
             // SAFETY: by the caller's promise.
             unsafe {
                 match weights.dtype() {
                     $(<$name as Format>::DTYPE => {
-                        all_rows::<Way<$name>, $bytes>(weights, x, first, out);
+                        all_rows::<Way<$name>, $bytes>(weights, x, out);
                     })+
                     _ => return false,
                 }
@@ -200,54 +198,65 @@ use ways;
 #[target_feature(enable = "avx2,fma,f16c")]
 fn all_rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
 ) {
-    rows::<D, BYTES, PARTS>(weights, x, first, out);
+    rows::<D, BYTES, PARTS>(weights, x, out);
 }
 
-/// The rows from `first` on, for a function that has the instructions of `D`.
+/// The rows of `out`, for a function that has the instructions of `D`.
 #[inline(always)]
 fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
 ) {
-    let blocks = x.q.len() / PARTS;
-    let row_bytes = weights.row_bytes();
-    let Streams { each, rest } = Streams::<ROWS>::of(out.len(), row_bytes);
+    let (all, row_bytes) = (out.cols(), weights.row_bytes());
+    let Streams { each, rest } = Streams::<ROWS>::of(all.len(), row_bytes);
     // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {
             None => (step, each),
             Some(behind) => (ROWS * (each + behind), 1),
         };
-        let rows: [&[[u8; BYTES]]; ROWS] = eight_rows(weights, first + row, apart);
-        let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |r| &rows[r][..blocks]);
-        // SAFETY: 1.
-        let mut sum = unsafe { _mm256_setzero_ps() };
-        for block in 0..blocks {
-            let place = block * BYTES;
-            let ahead = Ahead {
-                block: rows[0]
-                    .as_ptr()
-                    .cast::<u8>()
-                    .wrapping_add(place + AHEAD_BYTES),
-                distance: apart * row_bytes,
-                line: place.next_multiple_of(64) - place,
-            };
-            let rows = each!(&[0; BYTES], |r| &rows[r][block]);
-            sum = D::add(&rows, &Values::of(x, block), ahead, sum);
-        }
-        let mut lanes = [0.0; ROWS];
-        // SAFETY: 1, 2.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        for (lane, out) in lanes.into_iter().zip(out[row..].iter_mut().step_by(apart)) {
-            *out = lane;
+        let rows = eight_rows(weights, all.start + row, apart);
+        for token in 0..x.tokens() {
+            // With the others rows are in the first-level cache, and hints for them are of what has come with the first.
+            let sum = sum_blocks::<D, BYTES, PARTS>(&rows, &x.single(token), apart * row_bytes);
+            let mut lanes = [0.0; ROWS];
+            // SAFETY: 1, 2.
+            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
+            let out = out.row(token)[row..].iter_mut().step_by(apart);
+            for (lane, out) in lanes.into_iter().zip(out) {
+                *out = lane;
+            }
         }
     }
+}
+
+/// The sums of eight rows at this distance and a token.
+#[inline(always)]
+fn sum_blocks<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
+    rows: &[&[[u8; BYTES]]; ROWS],
+    x: &ActivationRow<'_>,
+    distance: usize,
+) -> __m256 {
+    let blocks = x.q.len() / PARTS;
+    let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |r| &rows[r][..blocks]);
+    let first = rows[0].as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES);
+    // SAFETY: 1.
+    let mut sum = unsafe { _mm256_setzero_ps() };
+    for block in 0..blocks {
+        let place = block * BYTES;
+        let ahead = Ahead {
+            block: first.wrapping_add(place),
+            distance,
+            line: place.next_multiple_of(64) - place,
+        };
+        let rows = each!(&[0; BYTES], |r| &rows[r][block]);
+        sum = D::add(&rows, &Values::of(x, block), ahead, sum);
+    }
+    sum
 }
 
 /// The file blocks of rows from `first` on, each so many after the one before; for one that does not exist there is the last row.

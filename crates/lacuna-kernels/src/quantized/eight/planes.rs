@@ -19,7 +19,8 @@
 use std::arch::x86_64::*;
 
 use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, ways};
-use crate::activations::ActivationRow;
+use crate::activations::Activations;
+use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::quantized::formats::Format;
 use crate::quantized::grids::planes::{
@@ -34,15 +35,14 @@ use crate::simd::each;
 pub(super) fn multiply(
     avx512: Avx512Vnni,
     weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
+    x: &Activations<'_>,
+    out: &mut Block<'_, f32>,
 ) -> bool {
     let Some(_): Option<Avx512Vbmi> = avx512.permutes_bytes() else {
         return false;
     };
     // SAFETY: 1.
-    unsafe { of_its_type(weights, x, first, out) }
+    unsafe { of_its_type(weights, x, out) }
 }
 
 ways! {
