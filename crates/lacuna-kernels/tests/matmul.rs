@@ -305,6 +305,28 @@ fn quantized_products_are_the_same_on_all_levels() {
 }
 
 #[test]
+fn rows_that_are_read_as_streams_have_the_products_of_rows_that_are_packed() {
+    // A task has several times as many rows as streams and lanes, and some that are left over.
+    let (rows, cols, many) = (701, 1024, 40);
+    for dtype in [DType::Q8_0, DType::Q4K, DType::Q6K, DType::Iq3S] {
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 41);
+        let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let x = Random::new(43).units(many * cols);
+        for level in levels() {
+            let cpu = cpu(level, 1);
+            let packed = product(&cpu, &w, &x, many);
+            for tokens in [1, 2, 3, 5, 8, 16] {
+                assert_eq!(
+                    product(&cpu, &w, &x[..tokens * cols], tokens),
+                    packed[..tokens * rows],
+                    "{level:?}, {dtype}, {tokens} tokens"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_matrix_may_lie_at_any_alignment() {
     for dtype in DType::ALL {
         let (rows, cols) = (17, 256);
