@@ -673,7 +673,7 @@ impl Cpu {
             least: bytes.div_ceil(w.row_bytes().max(1)),
         });
         let cut = match streams {
-            // Rows are read front to back, and faster the longer they are.
+            // Rows are read as streams, and faster the longer these are.
             true => Cut::Shrinking,
             false => Cut::Even {
                 pieces: (self.threads() * TASKS_PER_THREAD).div_ceil(tokens.div_ceil(band)),

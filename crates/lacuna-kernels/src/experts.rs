@@ -598,11 +598,11 @@ mod tests {
         // Bands of five tokens have the most to spare.
         for count in 1..200 {
             let most = Routes::storage_bytes(count, 1, 32).expect("small") / 52;
-            for amx in [false, true] {
+            for (one_by_one, streamed, amx) in [(1, 64, false), (1, 64, true), (3, 0, false)] {
                 let tiling = Tiling {
                     widest: 6,
-                    one_by_one: 1,
-                    streamed: 64,
+                    one_by_one,
+                    streamed,
                     amx,
                 };
                 assert!(tiling.stored(count) <= most, "{count}");

@@ -4,9 +4,9 @@
 //! block after block. So a result depends on its row and its token alone: not on the other tokens,
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
-//! One token and a few stream rows from the file layout: one eight rows at a time (`eight`, with
-//! AVX2) or sixteen (`rows`, with NEON), a few sixteen, which they share in registers if there are
-//! many ([`stream`]). Others share panels that are packed into a buffer of the worker ([`panels`]),
+//! One token and a few read rows from the file layout: one eight rows at a time (`eight`, with AVX2,
+//! where two or three are multiplied one by one too) or sixteen (`rows`, with NEON), a few sixteen, which
+//! they share in registers if there are many ([`stream`]). Where those rows lie: [`streams`]. Others share panels that are packed into a buffer of the worker ([`panels`]),
 //! as the level multiplies them fastest ([`packing`]).
 
 pub(crate) mod codebooks;

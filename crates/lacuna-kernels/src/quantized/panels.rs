@@ -12,7 +12,7 @@ use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Line, Products, Simd, each};
+use crate::simd::{Chunk, Kernel, LANES, Line, Products, Simd, each};
 use crate::tile::Tile;
 
 /// Panels that are packed before tokens are multiplied with them.
@@ -42,7 +42,7 @@ pub(super) const BUFFER_BLOCKS: usize = PANELS * MOST_TILES * MOST_BLOCKS;
 pub(crate) struct Buffer {
     pub(crate) words: Box<[Line]>,
     pub(super) scales: Box<[Scales]>,
-    pub(super) sums: Kept,
+    pub(super) sums: Box<Kept>,
 }
 
 impl Buffer {
@@ -53,12 +53,12 @@ impl Buffer {
         Self {
             words: vec![Line::ZERO; Self::LINES].into_boxed_slice(),
             scales: vec![Scales::ZERO; BUFFER_BLOCKS].into_boxed_slice(),
-            sums: Kept::new(),
+            sums: Box::new([[Chunk::ZERO; LANES]; _]),
         }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.words) + size_of_val(&*self.scales) + self.sums.bytes()
+        size_of_val(&*self.words) + size_of_val(&*self.scales) + size_of_val(&*self.sums)
     }
 }
 

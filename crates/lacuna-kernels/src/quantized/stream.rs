@@ -1,5 +1,5 @@
-//! A few tokens: sixteen rows at a time are unpacked in registers and multiplied with a tile of them,
-//! and kept for the tiles after it.
+//! A few tokens: sixteen rows at a time, of as many streams or neighbours, are unpacked in registers and
+//! multiplied with a tile of tokens, and kept for the tiles after it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
-use super::streams::{AHEAD_BYTES, FEW_TOKENS, Place, Streams, Write};
+use super::streams::{AHEAD_BYTES, FEW_TOKENS, Place, Write, rows_of_streams};
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
 use crate::grid::Block;
@@ -30,7 +30,7 @@ pub(super) fn multiply<S: Simd, D: Format>(
     let rows = out.cols();
     let row_bytes = weights.row_bytes();
     let each = match x.tokens() <= most_tokens::<D>(row_bytes) {
-        true => Streams::<LANES>::of(rows.len(), row_bytes).each,
+        true => rows_of_streams::<LANES>(rows.len(), row_bytes),
         false => 0,
     };
     for row in 0..each {
@@ -147,7 +147,7 @@ impl<'a> Call<'a, '_> {
             for (t, sums) in sums.iter_mut().enumerate().take(self.tokens.len()) {
                 let token = self.tokens.start + t;
                 *sums = match self.place {
-                    Place::Streams(row) => s.load(self.buffer.sums.of(token, *row)),
+                    Place::Streams(row) => s.load(&self.buffer.sums[token][row % LANES].0),
                     Place::Neighbours(start, lanes) => {
                         load(s, &self.out.row(token)[*start..], lanes)
                     }
@@ -162,7 +162,7 @@ impl<'a> Call<'a, '_> {
         for (t, sums) in sums[0].iter().enumerate().take(self.tokens.len()) {
             let token = self.tokens.start + t;
             match self.place {
-                Place::Streams(row) => s.store(*sums, self.buffer.sums.of(token, *row)),
+                Place::Streams(row) => s.store(*sums, &mut self.buffer.sums[token][row % LANES].0),
                 Place::Neighbours(start, lanes) => {
                     store(s, *sums, &mut self.out.row(token)[*start..], lanes);
                 }

@@ -128,7 +128,7 @@ fn k_add<const BYTES: usize>(
     let at = fifth.unwrap_or(nibbles);
     let bits = [quads(rows, at), quads(rows, at + 16)];
     for two in 0..4 {
-        ahead.prefetch(two, 4);
+        ahead.prefetch(rows, two, 4);
         let mut dots = [[zero; 2]; 2];
         for index in 0..2 {
             let shared = quads(rows, nibbles + 32 * two + 16 * index);
@@ -192,7 +192,7 @@ fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: _
         // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
         let mut dots = [zero; 4];
         for block in 0..2 {
-            ahead.prefetch(2 * upper + block, 4);
+            ahead.prefetch(rows, 2 * upper + block, 4);
             [dots[block], dots[block + 2]] = q6_k_dots(rows, x, upper, block);
         }
         for quarter in 0..4 {
@@ -259,7 +259,7 @@ fn tq1_0(rows: &Blocks<'_, 54>, x: &Values<'_, 8>, ahead: Ahead<54>, mut sum: __
     let starts = block_sums(x).map(|sum| i64::from((-sum).cast_unsigned()));
     let mut dots: [_; 8] = each!(zero, |part| _mm512_set1_epi64(starts[part]));
     for quarter in 0..2 {
-        ahead.prefetch(quarter, 4);
+        ahead.prefetch(rows, quarter, 4);
         let bytes = eights(rows, 16 * quarter);
         for i in 0..2 {
             let digits = ternary_digits(bytes[i]);
@@ -270,7 +270,7 @@ fn tq1_0(rows: &Blocks<'_, 54>, x: &Values<'_, 8>, ahead: Ahead<54>, mut sum: __
         }
     }
     // Each digit of sixteen bytes is half a block of columns.
-    ahead.prefetch(2, 4);
+    ahead.prefetch(rows, 2, 4);
     let bytes = eights(rows, 32);
     for i in 0..2 {
         let digits = ternary_digits(bytes[i]);
@@ -282,7 +282,7 @@ fn tq1_0(rows: &Blocks<'_, 54>, x: &Values<'_, 8>, ahead: Ahead<54>, mut sum: __
     }
     // And each of four bytes an eighth: two others are before them, which are multiplied with zeros, and the
     // scale is after them.
-    ahead.prefetch(3, 4);
+    ahead.prefetch(rows, 3, 4);
     let last: [i64; ROWS] = each!(0, |r| {
         i64::from_le_bytes(*rows[r][46..].first_chunk().expect("inside the block"))
     });

@@ -102,7 +102,7 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize>(
         });
         let scales: [_; 8] = each!(d, |part| odd(d, scales[part]));
         for part in 0..8 {
-            ahead.prefetch(part, 8);
+            ahead.prefetch(rows, part, 8);
             let moved = _mm256_srli_epi32::<1>(signs[part]);
             let signs = [
                 _mm256_unpacklo_epi32(signs[part], moved),

@@ -60,7 +60,7 @@ fn wide_dots<const BYTES: usize>(rows: &Blocks<'_, BYTES>, x: [__m256i; 2], at: 
 }
 
 eight!(Iq4Nl, 18, 1, |rows, x, ahead, sum| {
-    ahead.prefetch(0, 1);
+    ahead.prefetch(rows, 0, 1);
     let dots = wide_dots(rows, halves(x, 0), 2);
     add_dots(x, 0, dots, f16_of_rows(rows, 0), sum)
 });
@@ -76,7 +76,7 @@ fn iq4_xs(rows: &Blocks<'_, 136>, x: &Values<'_, 8>, ahead: Ahead<136>, mut sum:
     let header = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 0)));
     let (high, low) = (_mm256_srli_epi32::<16>(header[0]), header[1]);
     for part in 0..8 {
-        ahead.prefetch(part, 8);
+        ahead.prefetch(rows, part, 8);
         let dots = wide_dots(rows, halves(x, part), 8 + 16 * part);
         let shift = |words, bits: usize| _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits as i32));
         let low = _mm256_and_si256(shift(low, 4 * part), _mm256_set1_epi32(15));
@@ -89,7 +89,7 @@ fn iq4_xs(rows: &Blocks<'_, 136>, x: &Values<'_, 8>, ahead: Ahead<136>, mut sum:
 }
 
 eight!(Mxfp4, 17, 1, |rows, x, ahead, sum| {
-    ahead.prefetch(0, 1);
+    ahead.prefetch(rows, 0, 1);
     mxfp4(rows, x, sum)
 });
 

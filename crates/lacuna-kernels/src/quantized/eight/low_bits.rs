@@ -156,7 +156,7 @@ pub(super) unsafe fn q2_k<P: Products>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part, 8);
+                ahead.prefetch(rows, part, 8);
                 // Two bytes of a word, one for each half.
                 let (word, byte) = (part / 2, 2 * (quarter % 2));
                 let scaled: [_; 2] = each!(zero, |half| {
@@ -241,7 +241,7 @@ pub(super) unsafe fn q3_k<P: Products>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part, 8);
+                ahead.prefetch(rows, part, 8);
                 for half in 0..2 {
                     let index = 2 * part + half;
                     let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
@@ -306,7 +306,7 @@ pub(super) unsafe fn tq2_0<P: Products>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(part, 8);
+                ahead.prefetch(rows, part, 8);
                 let mut dots = P::sum(dots[quarter]);
                 if quarter % 2 == 1 {
                     dots = _mm256_srai_epi32::<2>(dots);
@@ -365,7 +365,7 @@ unsafe fn tq1_0(
             add!(2 * two + 1);
         }
         for part in 0..5 {
-            ahead.prefetch(part, 8);
+            ahead.prefetch(rows, part, 8);
             // Weights are one too large.
             let dots = _mm256_sub_epi32(Pairs::sum(dots[part]), _mm256_set1_epi32(sums[part]));
             sum = add_dots(x, part, dots, d, sum);
@@ -390,7 +390,7 @@ unsafe fn tq1_0(
             upper[2] = Pairs::add(upper[2], digits[digit], x.q[7][4 + digit]);
         }
         for part in 0..3 {
-            ahead.prefetch(5 + part, 8);
+            ahead.prefetch(rows, 5 + part, 8);
             let dots = _mm256_sub_epi32(Pairs::sum(upper[part]), _mm256_set1_epi32(sums[5 + part]));
             sum = add_dots(x, 5 + part, dots, d, sum);
         }

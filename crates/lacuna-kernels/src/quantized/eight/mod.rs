@@ -1,5 +1,5 @@
-//! One token with AVX2, and on levels that have it too: eight rows side by side. With AVX-512 types of
-//! 256 columns have a way of their own, [`avx512`].
+//! One token with AVX2, and on levels that have it too, and some one by one: eight rows side by side, one of each of eight
+//! streams. With AVX-512 types of 256 columns have a way of their own, [`avx512`].
 //!
 //! Lanes are rows, so terms are added as they come and none is kept, in the order of the blocks like
 //! everywhere. Bytes stay as they are in the file; what an offset of all weights adds is corrected
@@ -20,7 +20,7 @@ mod planes;
 use std::arch::x86_64::*;
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
-use super::streams::{AHEAD_BYTES, Streams};
+use super::streams::{AHEAD_BYTES, rows_of_streams};
 use crate::activations::{ActivationRow, Activations, BLOCK};
 use crate::dtype::DType;
 use crate::grid::Block;
@@ -80,25 +80,20 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
     }
 }
 
-/// The blocks that are read soon: of the same rows, [`AHEAD_BYTES`] further on.
+/// What is read soon: of the same rows, [`AHEAD_BYTES`] further on.
 #[derive(Clone, Copy)]
 struct Ahead<const BYTES: usize> {
-    /// That of the first row.
-    block: *const u8,
-    /// From a row to the next, in bytes.
-    distance: usize,
     /// Where in a block the first line begins that is not part of the block before.
     line: usize,
 }
 
 impl<const BYTES: usize> Ahead<BYTES> {
-    /// Prefetches one of so many shares of the rows: blocks are fetched in between what is computed with others.
+    /// Prefetches for one of so many shares of the rows: in between what is computed with others.
     #[inline(always)]
-    fn prefetch(self, share: usize, shares: usize) {
+    fn prefetch(self, rows: &Blocks<'_, BYTES>, share: usize, shares: usize) {
         let fetch = |row: usize, line: usize| {
-            let line = self
-                .block
-                .wrapping_add(row * self.distance + self.line + 64 * line);
+            let block = rows[row].as_ptr();
+            let line = block.wrapping_add(AHEAD_BYTES + self.line + 64 * line);
             // SAFETY: a prefetch reads nothing and cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
         };
@@ -211,8 +206,9 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     x: &Activations<'_>,
     out: &mut Block<'_, f32>,
 ) {
-    let (all, row_bytes) = (out.cols(), weights.row_bytes());
-    let Streams { each, rest } = Streams::<ROWS>::of(all.len(), row_bytes);
+    let all = out.cols();
+    let each = rows_of_streams::<ROWS>(all.len(), weights.row_bytes());
+    let rest = all.len() - ROWS * each;
     // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {
@@ -221,8 +217,7 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
         };
         let rows = eight_rows(weights, all.start + row, apart);
         for token in 0..x.tokens() {
-            // With the others rows are in the first-level cache, and hints for them are of what has come with the first.
-            let sum = sum_blocks::<D, BYTES, PARTS>(&rows, &x.single(token), apart * row_bytes);
+            let sum = sum_blocks::<D, BYTES, PARTS>(&rows, &x.single(token));
             let mut lanes = [0.0; ROWS];
             // SAFETY: 1, 2.
             unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
@@ -234,23 +229,19 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     }
 }
 
-/// The sums of eight rows at this distance and a token.
+/// The sums of eight rows and a token.
 #[inline(always)]
 fn sum_blocks<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     rows: &[&[[u8; BYTES]]; ROWS],
     x: &ActivationRow<'_>,
-    distance: usize,
 ) -> __m256 {
     let blocks = x.q.len() / PARTS;
     let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |r| &rows[r][..blocks]);
-    let first = rows[0].as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES);
     // SAFETY: 1.
     let mut sum = unsafe { _mm256_setzero_ps() };
     for block in 0..blocks {
         let place = block * BYTES;
         let ahead = Ahead {
-            block: first.wrapping_add(place),
-            distance,
             line: place.next_multiple_of(64) - place,
         };
         let rows = each!(&[0; BYTES], |r| &rows[r][block]);
@@ -388,7 +379,7 @@ fn sum_halves(x: [__m256i; 4]) -> __m256i {
 }
 
 eight!(Q8_0, 34, 1, |rows, x, ahead, sum| {
-    ahead.prefetch(0, 1);
+    ahead.prefetch(rows, 0, 1);
     q8_0(rows, x, sum)
 });
 
@@ -450,7 +441,7 @@ fn nibble_dots<const BYTES: usize>(
 macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         eight!($name, $len, 1, |rows, x, ahead, sum| {
-            ahead.prefetch(0, 1);
+            ahead.prefetch(rows, 0, 1);
             let dots = nibble_dots(rows, halves(x, 0), $fifth, $at);
             let dots = _mm256_add_epi32(dots, lacking(x, 0, $offset));
             let sum = add_dots(x, 0, dots, f16_of_rows(rows, 0), sum);
@@ -546,7 +537,7 @@ fn k_add<const BYTES: usize>(
 ) -> __m256 {
     let header = Header::read(rows);
     for both in 0..4 {
-        ahead.prefetch(both, 4);
+        ahead.prefetch(rows, both, 4);
         let dots = k_dots(rows, x, 2 * both, fifth, nibbles + 32 * both);
         for second in 0..2 {
             let part = 2 * both + second;
@@ -615,7 +606,7 @@ fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: _
         // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
         let mut dots = [[zero; 2]; 4];
         for block in 0..2 {
-            ahead.prefetch(2 * upper + block, 4);
+            ahead.prefetch(rows, 2 * upper + block, 4);
             for half in 0..2 {
                 let both = q6_k_dots(rows, x, [upper, block, half]);
                 [dots[block][half], dots[block + 2][half]] = both;

@@ -113,7 +113,7 @@ unsafe fn add<G: InPlanes<BYTES>, const BYTES: usize>(
         let d = _mm256_mul_ps(f16_of_rows(rows, 0), _mm256_set1_ps(G::UNIT));
         let mut terms = [_mm512_setzero_ps(); ROWS];
         for pair in 0..4 {
-            ahead.prefetch(pair, 4);
+            ahead.prefetch(rows, pair, 4);
             let two = [rows[2 * pair], rows[2 * pair + 1]];
             let magnitudes = G::planes(two);
             let dots: [_; 2] = each!(_mm512_setzero_si512(), |i| {
