@@ -14,13 +14,13 @@ use crate::model::ModelFiles;
 pub const REMEMBERED: &str = "weights";
 
 impl ModelFiles {
-    /// A hash of every byte that tensors lie in. With a folder, what was found of a file is remembered there.
+    /// A hash of every byte that the model's own tensors lie in: what it computes is the same with a head beside it. With a folder, what was found of a file is remembered there.
     ///
     /// # Errors
     /// When a file cannot be read. What cannot be remembered is no error.
     pub fn content(&self, folder: Option<&Path>) -> io::Result<[u8; 32]> {
         let mut all = blake3::Hasher::new_derive_key("lacuna weights");
-        for mapping in self.tensors().mappings() {
+        for mapping in self.own_mappings() {
             all.update(&content_of(mapping, folder)?);
         }
         Ok(*all.finalize().as_bytes())

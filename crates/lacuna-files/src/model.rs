@@ -62,6 +62,15 @@ pub struct ModelFiles {
     tensors: Tensors,
     columns: Option<Tensors>,
     predictors: Option<Tensors>,
+    head: Option<Head>,
+}
+
+/// What the files of a head say that stands beside a model's.
+#[derive(Clone, Debug)]
+struct Head {
+    metadata: Metadata,
+    /// Mappings before those of its own tensors.
+    before: usize,
 }
 
 impl ModelFiles {
@@ -104,6 +113,7 @@ impl ModelFiles {
             tensors: file.tensors().clone(),
             columns: None,
             predictors: None,
+            head: None,
         })
     }
 
@@ -115,6 +125,7 @@ impl ModelFiles {
             tensors,
             columns: None,
             predictors: None,
+            head: None,
         })
     }
 
@@ -134,6 +145,39 @@ impl ModelFiles {
             predictors: Some(predictors),
             ..self
         }
+    }
+
+    /// The same with the files of a head that guesses tokens for it: their tensors beside its own, under the names that
+    /// `rename` gives them.
+    ///
+    /// # Errors
+    /// The name that is taken already.
+    pub fn with_head(
+        self,
+        head: &Self,
+        rename: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            head: Some(Head {
+                metadata: head.metadata.clone(),
+                before: self.tensors.mappings().len(),
+            }),
+            tensors: self.tensors.beside(&head.tensors, rename)?,
+            ..self
+        })
+    }
+
+    /// What the files of its head say besides tensors, if it has been given one.
+    #[must_use]
+    pub fn head_metadata(&self) -> Option<&Metadata> {
+        self.head.as_ref().map(|head| &head.metadata)
+    }
+
+    /// What the model's own tensors lie in, each once.
+    pub(crate) fn own_mappings(&self) -> &[Mapping] {
+        let all = self.tensors.mappings();
+        let own = self.head.as_ref().map_or(all.len(), |head| head.before);
+        &all[..own]
     }
 
     /// The GGUF files beside theirs that have the part of a model that sees, by their names, which have `mmproj` in them:

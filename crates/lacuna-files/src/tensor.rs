@@ -335,6 +335,31 @@ impl Tensors {
         })
     }
 
+    /// The table with tensors of `other` behind its own, under the names that `rename` gives them; those that it gives none are
+    /// left out.
+    ///
+    /// # Errors
+    /// The name that occurs twice.
+    pub(super) fn beside(
+        &self,
+        other: &Self,
+        rename: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        let renamed = other.entries.iter().filter_map(|entry| {
+            let name = rename(&entry.name)?.into();
+            Some(Entry {
+                name,
+                ..entry.clone()
+            })
+        });
+        let entries = self.entries.iter().cloned().chain(renamed).collect();
+        Ok(Self {
+            mappings: [&*self.mappings, &other.mappings].concat(),
+            sources: [&*self.sources, &other.sources].concat(),
+            ..Self::new(entries)?
+        })
+    }
+
     /// Lets go of the memory behind what tensors are converted from, which stays mapped. Worth a call when
     /// all that is needed has been converted.
     pub fn release_sources(&self) {
@@ -403,6 +428,35 @@ impl Tensors {
             expected: expected.to_vec(),
             found: tensor.shape().to_vec(),
         })
+    }
+
+    /// The elements of a tensor of whole numbers of 64 or 32 bits, or `None` when the model has no tensor of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedType`] for a tensor of anything else.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, Error> {
+        let Some(entry) = self.find(name) else {
+            return Ok(None);
+        };
+        let bytes = match &entry.contents {
+            Contents::Mapped { data, range } => &data[range.clone()],
+            Contents::Converted(_) => &[],
+        };
+        let (words, _) = bytes.as_chunks();
+        let (halves, _) = bytes.as_chunks();
+        match entry.storage.name() {
+            "i64" => Ok(Some(
+                words.iter().copied().map(i64::from_le_bytes).collect(),
+            )),
+            "i32" => {
+                let halves = halves.iter().copied().map(i32::from_le_bytes);
+                Ok(Some(halves.map(i64::from).collect()))
+            }
+            found => Err(Error::UnsupportedType {
+                name: name.to_owned(),
+                found: found.to_owned(),
+            }),
+        }
     }
 
     /// Every tensor in file order, supported or not.

@@ -19,6 +19,31 @@ pub enum ConfigError {
         /// Elements of the model's residual stream.
         hidden: usize,
     },
+    /// A head that was made for another model.
+    #[error(
+        "the head reads rows of {width} elements and the model has {hidden}; use the one that was made for it"
+    )]
+    HeadOfAnother {
+        /// Elements of the rows that the head reads.
+        width: usize,
+        /// Elements of the model's residual stream.
+        hidden: usize,
+    },
+    /// A head that guesses what is no token of the model.
+    #[error(
+        "the head guesses token {found}, and the model has {vocabulary}; use the head that was made for it"
+    )]
+    HeadToken {
+        /// What the head's file says of the token.
+        found: i64,
+        /// Tokens of the model.
+        vocabulary: usize,
+    },
+    /// A head where a model was asked for.
+    #[error(
+        "this is a head that guesses tokens for a model (EAGLE-3) and no model; name the model, and this with --draft-model"
+    )]
+    LoneHead,
     /// A size is zero or beyond anything that can be run.
     #[error(
         "model config: {field} is {value}, expected 1 to {limit}; the file is damaged or not a model"
@@ -214,6 +239,14 @@ pub enum LoadError {
         name: String,
         /// The family, as GGUF spells it.
         family: &'static str,
+    },
+    /// A head whose files have two tensors for one part.
+    #[error(
+        "the head has tensor `{name}` twice; its files are damaged, or it is none for this model"
+    )]
+    HeadTwice {
+        /// Its name beside the model's.
+        name: String,
     },
     /// A number that states depend on is none that they can be computed with.
     #[error(

@@ -37,7 +37,7 @@ pub use error::{
 };
 pub use executor::{LogitRows, Segment, Shown, Texts, normalize};
 pub use families::{Description, names as families};
-pub use model::{Model, Outputs, Prompt, describe, tokenizer};
+pub use model::{Model, Outputs, Prompt, describe, is_head, tokenizer, with_head};
 pub use predictors::{
     BlockFit, FitSettings, NeuronRecorder, PredictorFit, PredictorFitter, PredictorsError,
 };

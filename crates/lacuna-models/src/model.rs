@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use lacuna_kernels::Cpu;
 
-use crate::error::{ForwardError, LoadError, PromptError};
+use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
 use crate::executor::{self, Batch, Pass, Segment, Texts};
-use crate::families::Description;
+use crate::families::{Description, eagle3};
 use crate::layers::HEAD_PROJECTION;
 use crate::plan::{Residency, WeightPlan};
 use crate::program::{Program, TensorName};
@@ -36,6 +36,8 @@ pub struct Model {
     recommended_sampling: RecommendedSampling,
     prompts: Prompts,
     images: Option<ImageEncoder>,
+    /// The tokens that the outputs of its head are of, if they are not the model's own.
+    head_tokens: Option<Vec<u32>>,
 }
 
 /// What a pass leaves for who guesses tokens.
@@ -109,6 +111,12 @@ impl Model {
             &weight_plan,
             loading,
         )?;
+        let head_tokens = match (files.head_metadata(), &description.spec.head) {
+            (Some(metadata), Some(_)) => {
+                eagle3::tokens(metadata, files.tensors(), &description.spec)?
+            }
+            _ => None,
+        };
         files.tensors().release_sources();
         let active_weight_bytes = description.active_bytes(&weight_plan);
         let tokenizer = tokenizer(&files, &description.spec)?;
@@ -125,6 +133,7 @@ impl Model {
             recommended_sampling,
             prompts,
             images: None,
+            head_tokens,
         })
     }
 
@@ -230,12 +239,14 @@ impl Model {
         scratch: &'a mut Scratch,
     ) -> Result<Outputs<'a>, ForwardError> {
         let tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let rows = self.forward(cpu, segments, scratch)?.len() / self.spec.vocabulary;
-        Ok(self.outputs(&self.program, scratch, [rows, tokens]))
+        let vocabulary = self.spec.vocabulary;
+        let rows = self.forward(cpu, segments, scratch)?.len() / vocabulary;
+        Ok(self.outputs(&self.program, scratch, (rows, vocabulary), tokens))
     }
 
     /// Runs `segments` through the head that guesses tokens, whose rows their sequences keep ([`ModelSpec::of_head`]): the
-    /// logits after a token are of the one that comes next. `features`, `[tokens, hidden]`, are those of the token before each,
+    /// logits after a token are of the one that comes next, [`ModelSpec::head_outputs`] of them ([`Model::head_token`]).
+    /// `features`, `[tokens, hidden]`, are those of the token before each,
     /// as [`Model::forward_with_features`] left them, or, where that was guessed, this function.
     ///
     /// # Errors
@@ -276,17 +287,31 @@ impl Model {
             features,
         };
         self.run_program(pass, program)?;
-        Ok(self.outputs(program, scratch, [size.logit_rows; 2]))
+        let rows = (size.logit_rows, self.spec.head_outputs());
+        Ok(self.outputs(program, scratch, rows, size.logit_rows))
     }
 
-    /// What a pass of `program` has left: so many rows of logits and of features.
+    /// The token that an output of the head is of.
+    ///
+    /// # Panics
+    /// For an output that it has not.
+    #[must_use]
+    pub fn head_token(&self, output: u32) -> u32 {
+        match &self.head_tokens {
+            None => output,
+            Some(tokens) => tokens[output as usize],
+        }
+    }
+
+    /// What a pass of `program` has left: so many rows of logits, of so many each, and of features.
     fn outputs<'a>(
         &self,
         program: &Program,
         scratch: &'a mut Scratch,
-        [rows, of_features]: [usize; 2],
+        (rows, vocabulary): (usize, usize),
+        of_features: usize,
     ) -> Outputs<'a> {
-        let (vocabulary, hidden) = (self.spec.vocabulary, self.spec.hidden);
+        let hidden = self.spec.hidden;
         let Some(features) = program.features() else {
             return Outputs {
                 logits: self.output(scratch, rows * vocabulary),
@@ -577,7 +602,25 @@ pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
     described
 }
 
+/// Whether files are of a head that guesses tokens for a model (EAGLE-3), which [`with_head`] puts beside it.
+#[must_use]
+pub fn is_head(files: &ModelFiles) -> bool {
+    eagle3::is_head(files.metadata())
+}
+
+/// The files of a model with those of a head beside them: what is made of them has the head
+/// ([`Description::has_head`]).
+///
+/// # Errors
+/// [`LoadError::HeadTwice`].
+pub fn with_head(files: ModelFiles, head: &ModelFiles) -> Result<ModelFiles, LoadError> {
+    eagle3::beside(files, head)
+}
+
 fn description(files: &ModelFiles) -> Result<Description, LoadError> {
+    if is_head(files) {
+        return Err(ConfigError::LoneHead.into());
+    }
     let tensors = files.tensors();
     let mut description = match files.metadata() {
         Metadata::Gguf(metadata) => {
@@ -587,6 +630,11 @@ fn description(files: &ModelFiles) -> Result<Description, LoadError> {
         }
         Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
     };
+    if let Some(metadata) = files.head_metadata() {
+        description.head = Some(eagle3::describe(metadata, tensors, &description.spec)?);
+        description.clone().with_head().spec.validate()?;
+        return Ok(description);
+    }
     // Folders may say that there is a head and have none of its tensors.
     let name = TensorName {
         layer: Some(description.spec.layers.len()),

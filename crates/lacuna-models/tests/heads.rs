@@ -11,6 +11,7 @@ use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::{ArenaPlan, WeightPlan};
 use lacuna_models::{
     BatchLimits, Description, ForwardError, Loading, LogitRows, Model, Scratch, Segment, describe,
+    is_head, with_head,
 };
 use runner::{Runner, folder, relative_error};
 use serde::Deserialize;
@@ -18,8 +19,55 @@ use serde::Deserialize;
 /// Float32 arithmetic against float64.
 const BOUND: f32 = 1e-4;
 
-/// Every fixture, as a file of each kind.
-const FILES: [&str; 2] = ["heads/qwen3.5/hf", "heads/qwen3.5/model.gguf"];
+/// A model's files, and those of its head where that has its own.
+#[derive(Debug, Clone, Copy)]
+struct Fixture {
+    /// Where what is expected of the head is.
+    folder: &'static str,
+    model: &'static str,
+    head: Option<&'static str>,
+}
+
+/// Every fixture, as files of each kind.
+const FIXTURES: [Fixture; 10] = [
+    mtp("heads/qwen3.5/hf"),
+    mtp("heads/qwen3.5/model.gguf"),
+    eagle("", "hf", "heads/eagle3/head"),
+    eagle("", "hf", "heads/eagle3/head.gguf"),
+    eagle("", "model.gguf", "heads/eagle3/head"),
+    eagle("", "model.gguf", "heads/eagle3/head.gguf"),
+    eagle("/normed", "hf", "heads/eagle3/normed/head.gguf"),
+    eagle("/normed", "model.gguf", "heads/eagle3/normed/head"),
+    eagle("/speculators", "hf", "heads/eagle3/speculators/head"),
+    eagle(
+        "/speculators",
+        "model.gguf",
+        "heads/eagle3/speculators/head",
+    ),
+];
+
+const fn mtp(model: &'static str) -> Fixture {
+    Fixture {
+        folder: "heads/qwen3.5",
+        model,
+        head: None,
+    }
+}
+
+const fn eagle(kind: &'static str, model: &'static str, head: &'static str) -> Fixture {
+    Fixture {
+        folder: match kind.as_bytes() {
+            b"/normed" => "heads/eagle3/normed",
+            b"/speculators" => "heads/eagle3/speculators",
+            _ => "heads/eagle3",
+        },
+        model: match model.as_bytes() {
+            b"hf" => "heads/eagle3/hf",
+            _ => "heads/eagle3/model.gguf",
+        },
+        head: Some(head),
+    }
+}
 
 #[derive(Deserialize)]
 struct Expected {
@@ -27,18 +75,32 @@ struct Expected {
     guesses: Vec<u32>,
 }
 
-fn described(path: &Path) -> (ModelFiles, Description) {
-    let files = ModelFiles::open(path).expect("the fixture opens");
+fn open(path: &str) -> ModelFiles {
+    ModelFiles::open(&folder().join(path)).expect("the fixture opens")
+}
+
+fn described(files: ModelFiles) -> (ModelFiles, Description) {
     let description = describe(&files).expect("a model");
     (files, description)
 }
 
-fn with_head(path: &str) -> Model {
-    let (files, description) = described(&folder().join(path));
-    assert!(description.has_head(), "{path}");
-    let loading = &mut ();
-    Model::load_described(files, description.with_head(), Loading::mapped(loading))
-        .unwrap_or_else(|error| panic!("{path}: {error}"))
+impl Fixture {
+    /// Its files: the model's, with the head's beside them.
+    fn files(self) -> ModelFiles {
+        let files = open(self.model);
+        match self.head {
+            None => files,
+            Some(head) => with_head(files, &open(head)).expect("one tensor of a name"),
+        }
+    }
+
+    fn with_head(self) -> Model {
+        let (files, description) = described(self.files());
+        assert!(description.has_head(), "{self:?}");
+        let loading = &mut ();
+        Model::load_described(files, description.with_head(), Loading::mapped(loading))
+            .unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
 }
 
 /// A model with what its passes and its head's need.
@@ -49,8 +111,8 @@ struct Guessing {
 }
 
 impl Guessing {
-    fn of(path: &str) -> Self {
-        let model = with_head(path);
+    fn of(fixture: Fixture) -> Self {
+        let model = fixture.with_head();
         let runner = Runner::of(model, KvPolicy::default(), ElementType::F32, 2, 64);
         let head = runner.model.spec().of_head().expect("a head");
         let program = runner.model.program().head().expect("a head");
@@ -121,13 +183,12 @@ fn likeliest(row: &[f32]) -> u32 {
 
 #[test]
 fn heads_match_the_reference_from_files_of_both_kinds_and_guess_from_their_own_features() {
-    for path in FILES {
-        let fixture = Path::new(path).parent().expect("a fixture").to_owned();
-        let text = std::fs::read(folder().join(&fixture).join("expected.json"));
+    for fixture in FIXTURES {
+        let text = std::fs::read(folder().join(fixture.folder).join("expected.json"));
         let expected: Expected =
             serde_json::from_slice(&text.expect("a committed fixture")).expect("valid JSON");
-        let reference = runner::floats(&format!("{}/logits.f32", fixture.display()));
-        let mut guessing = Guessing::of(path);
+        let reference = runner::floats(&format!("{}/logits.f32", fixture.folder));
+        let mut guessing = Guessing::of(fixture);
         let tokens = &expected.tokens;
         let given = guessing.features(tokens);
         let hidden = guessing.runner.model.spec().hidden;
@@ -135,19 +196,21 @@ fn heads_match_the_reference_from_files_of_both_kinds_and_guess_from_their_own_f
         let mut sequence = guessing.cache.sequence(64).expect("address space");
         let (logits, mut features) = guessing.guess(&mut sequence, &tokens[1..], given);
         let error = relative_error(&logits, &reference);
-        println!("{path}: relative error {error:.2e}");
-        assert!(error <= BOUND, "{path}: {error:e}");
+        println!("{fixture:?}: relative error {error:.2e}");
+        assert!(error <= BOUND, "{fixture:?}: {error:e}");
 
-        let vocabulary = guessing.runner.model.spec().vocabulary;
-        let mut guesses = vec![likeliest(&logits[logits.len() - vocabulary..])];
+        let outputs = guessing.runner.model.spec().head_outputs();
+        let likeliest = |model: &Model, logits: &[f32]| model.head_token(likeliest(logits));
+        let last = &logits[logits.len() - outputs..];
+        let mut guesses = vec![likeliest(&guessing.runner.model, last)];
         while guesses.len() < expected.guesses.len() {
             let last = features[features.len() - hidden..].to_vec();
             let token = [*guesses.last().expect("one")];
             let (logits, own) = guessing.guess(&mut sequence, &token, &last);
             features = own;
-            guesses.push(likeliest(&logits));
+            guesses.push(likeliest(&guessing.runner.model, &logits));
         }
-        assert_eq!(guesses, expected.guesses, "{path}");
+        assert_eq!(guesses, expected.guesses, "{fixture:?}");
 
         // One after another, from features of passes of one token each, too.
         let mut again = guessing.cache.sequence(64).expect("address space");
@@ -155,36 +218,107 @@ fn heads_match_the_reference_from_files_of_both_kinds_and_guess_from_their_own_f
         for (token, features) in tokens[1..].iter().zip(given.chunks_exact(hidden)) {
             pieces.extend(guessing.guess(&mut again, &[*token], features).0);
         }
-        assert!(pieces == logits, "{path}: piece by piece");
+        assert!(pieces == logits, "{fixture:?}: piece by piece");
     }
 }
 
 #[test]
 fn a_model_computes_the_same_with_its_head_and_without() {
-    for path in FILES {
-        let (files, description) = described(&folder().join(path));
+    for fixture in FIXTURES {
+        let (files, description) = described(fixture.files());
         let tensors = |description: &Description| {
             let plan = WeightPlan::of_files(&files, description);
             let left_out = plan.tensors.iter().filter(|tensor| tensor.is_left_out);
             left_out.count()
         };
-        assert_eq!(tensors(&description), 15, "{path}");
-        assert_eq!(tensors(&description.clone().with_head()), 0, "{path}");
+        let of_head = match fixture.head {
+            None => 15,
+            Some(_) => files.tensors().len() - open(fixture.model).tensors().len(),
+        };
+        assert_eq!(tensors(&description), of_head, "{fixture:?}");
+        assert_eq!(tensors(&description.clone().with_head()), 0, "{fixture:?}");
         let plain = Model::load(files).expect("the head is not needed");
         assert!(plain.program().head().is_none() && plain.program().features().is_none());
         let active = plain.active_weight_bytes();
-        let head = with_head(path);
-        assert_eq!(head.active_weight_bytes(), active, "{path}");
+        let head = fixture.with_head();
+        // What an EAGLE-3 head reads is made of every token.
+        let fused = head.files().tensors().iter();
+        let fused =
+            fused.filter(|it| it.name.starts_with("eagle3.fc") || it.name.contains("input_norm"));
+        let fused: usize = fused.map(|it| it.bytes).sum();
+        assert_eq!(
+            head.active_weight_bytes(),
+            active + fused as u64,
+            "{fixture:?}"
+        );
         let tokens: Vec<u32> = (0..40).map(|token| token * 7 % 64).collect();
         let of = |model| Runner::of(model, KvPolicy::default(), ElementType::F32, 1, 64);
         let [plain, head] = [plain, head].map(|model| of(model).logits(&tokens));
-        assert!(plain == head, "{path}");
+        assert!(plain == head, "{fixture:?}");
+    }
+}
+
+/// A folder with a copy of a head's, whose `config.json` is changed.
+fn changed(head: &str, change: impl FnOnce(String) -> String) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a scratch folder");
+    let from = folder().join(head);
+    let weights = "model.safetensors";
+    std::fs::copy(from.join(weights), copy.path().join(weights)).expect("room to copy");
+    let config = std::fs::read_to_string(from.join("config.json")).expect("a committed fixture");
+    std::fs::write(copy.path().join("config.json"), change(config)).expect("room for it");
+    copy
+}
+
+#[test]
+fn heads_that_are_not_for_a_model_are_refused() {
+    let refused = |model: &str, head: &Path| {
+        let head = ModelFiles::open(head).expect("the fixture opens");
+        assert!(is_head(&head), "{model}");
+        let files = with_head(open(model), &head).expect("one tensor of a name");
+        let described = describe(&files);
+        let loaded = described.and_then(|description| {
+            Model::load_described(files, description.with_head(), Loading::mapped(&mut ()))
+        });
+        loaded.map(|_| ()).expect_err("refused").to_string()
+    };
+    let head = folder().join("heads/eagle3/head");
+    let error = describe(&ModelFiles::open(&head).expect("files"));
+    let error = error.map(|_| ()).expect_err("no model").to_string();
+    assert!(error.contains("--draft-model"), "{error}");
+    let error = refused("qwen3/hf", &head);
+    assert!(error.contains("rows of 16"), "{error}");
+
+    let model = "heads/eagle3/hf";
+    let (layers, taps) = ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2");
+    let two = changed("heads/eagle3/head", |config| config.replace(layers, taps));
+    let error = refused(model, two.path());
+    assert!(error.contains("2 layers"), "{error}");
+    let far = "\"eagle_aux_hidden_state_layer_ids\": [1, 2, 9], \"draft_vocab_size\"";
+    let far = changed("heads/eagle3/head", |config| {
+        config.replace("\"draft_vocab_size\"", far)
+    });
+    let error = refused(model, far.path());
+    assert!(error.contains("layer that a head reads is 9"), "{error}");
+    // Each output is so much further on than what the file says in GGUF files.
+    let weights = std::fs::read(head.join("model.safetensors")).expect("a committed fixture");
+    let header = 8 + usize::from_le_bytes(weights[..8].try_into().expect("eight bytes"));
+    let text = std::str::from_utf8(&weights[8..header]).expect("JSON");
+    let table: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    let offsets = &table["d2t"]["data_offsets"];
+    let start = header + offsets[0].as_u64().expect("a number") as usize;
+    for wrong in [64i64, -1, i64::MAX] {
+        let copy = changed("heads/eagle3/head", |config| config);
+        let mut weights = weights.clone();
+        weights[start..start + 8].copy_from_slice(&wrong.to_le_bytes());
+        std::fs::write(copy.path().join("model.safetensors"), weights).expect("room for it");
+        let error = refused(model, copy.path());
+        assert!(error.contains(&format!("guesses token {wrong}")), "{error}");
     }
 }
 
 #[test]
 fn what_a_head_cannot_compute_is_refused() {
-    let mut guessing = Guessing::of(FILES[0]);
+    let mut guessing = Guessing::of(FIXTURES[0]);
     let mut sequence = guessing.cache.sequence(64).expect("address space");
     sequence.prepare(2).expect("room");
     let mut refused = |model: &Model, features: &[f32]| {
@@ -203,7 +337,7 @@ fn what_a_head_cannot_compute_is_refused() {
         tokens: 2,
     };
     assert_eq!(refused(&guessing.runner.model, &[0.0; 16]), wrong);
-    let plain = Model::load(ModelFiles::open(&folder().join(FILES[0])).expect("files"));
+    let plain = Model::load(open(FIXTURES[0].model));
     let plain = plain.expect("a model");
     assert_eq!(refused(&plain, &[0.0; 32]), ForwardError::NoHead);
     // Of a folder whose description has a head and whose tensors have none, there is none.
@@ -215,7 +349,7 @@ fn what_a_head_cannot_compute_is_refused() {
     let config = std::fs::read_to_string(other.join("config.json")).expect("a committed fixture");
     let config = config.replacen('{', "{\"mtp_num_hidden_layers\": 1,", 1);
     std::fs::write(copy.path().join("config.json"), config).expect("room for it");
-    let (files, description) = described(copy.path());
+    let (files, description) = described(ModelFiles::open(copy.path()).expect("files"));
     assert!(!description.has_head());
     Model::load(files).expect("it writes all the same");
 }

@@ -18,7 +18,13 @@ pub struct Config {
 }
 
 /// Where wrappers around a model of language keep its description.
-const TEXT_FIELDS: [&str; 3] = ["text_config", "llm_config", "language_config"];
+const TEXT_FIELDS: [&str; 4] = [
+    "text_config",
+    "llm_config",
+    "language_config",
+    // Of heads that guess tokens for a model.
+    "transformer_layer_config",
+];
 
 impl Config {
     /// The description in the bytes of a `config.json` that is in no folder.

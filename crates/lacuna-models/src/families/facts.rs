@@ -641,11 +641,20 @@ impl<'a> Facts<'a> {
 
     /// A field of the part that sees, which `config.json` describes in a field of its own.
     pub(crate) fn of_vision<T: Fact>(&self, name: &'static str) -> Result<Option<T>, ConfigError> {
+        self.of_field("vision_config", name)
+    }
+
+    /// What a field of `config.json` that has others in it says.
+    pub(crate) fn of_field<T: Fact>(
+        &self,
+        field: &'static str,
+        name: &'static str,
+    ) -> Result<Option<T>, ConfigError> {
         let Source::HuggingFace(config) = &self.source else {
             return Ok(None);
         };
-        let vision = config.map().get("vision_config").and_then(Value::as_object);
-        vision.map_or(Ok(None), |map| json(config.path(), map, name))
+        let map = config.map().get(field).and_then(Value::as_object);
+        map.map_or(Ok(None), |map| json(config.path(), map, name))
     }
 
     /// What `per_layer_config` of a `config.json` says of one layer.

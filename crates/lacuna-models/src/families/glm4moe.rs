@@ -6,7 +6,7 @@ use super::experts::{give_experts, groups, sigmoid_experts};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{GroupScore, ModelSpec, QkNorm};
+use crate::spec::{GroupScore, HeadKind, HeadSpec, ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "glm4moe",
@@ -65,6 +65,10 @@ pub(super) fn leave_out_layers_ahead(
 pub(super) fn give_head(spec: &mut ModelSpec) {
     if spec.layers_ahead > 0 {
         let mut layers = spec.layers.iter().rev();
-        spec.head = layers.find(|layer| layer.attention.is_some()).cloned();
+        let layer = layers.find(|layer| layer.attention.is_some()).cloned();
+        spec.head = layer.map(|layer| HeadSpec {
+            layer,
+            kind: HeadKind::Mtp,
+        });
     }
 }

@@ -5,6 +5,7 @@
 //! one here and a fixture under `reference/`.
 
 mod decoder;
+pub(crate) mod eagle3;
 mod encoder;
 mod experts;
 mod facts;
@@ -20,7 +21,7 @@ mod vision;
 use crate::error::ConfigError;
 use crate::plan::WeightPlan;
 use crate::program::TensorName;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{HeadKind, HeadSpec, ModelSpec};
 use crate::weights;
 use lacuna_files::gguf::Metadata;
 use lacuna_files::huggingface::{Config, Folder};
@@ -67,12 +68,12 @@ pub struct Description {
     pub spec: ModelSpec,
     pub(crate) family: &'static Family,
     pub(crate) spelling: Spelling,
-    /// The layer of the head that guesses tokens, if there is one: what is computed with it is another model's part.
-    pub(crate) head: Option<LayerSpec>,
+    /// The head that guesses tokens, if there is one: what is computed with it is another model's part.
+    pub(crate) head: Option<HeadSpec>,
 }
 
 impl Description {
-    /// Whether the files have a head that guesses tokens (multi-token prediction).
+    /// Whether the files have a head that guesses tokens (multi-token prediction), or one stands beside them (EAGLE-3).
     #[must_use]
     pub const fn has_head(&self) -> bool {
         self.head.is_some()
@@ -136,6 +137,10 @@ impl Description {
 
     /// Whether a tensor of this name is of layers ahead, the head's among them, and computed with.
     pub(crate) fn is_ahead(&self, name: &str) -> Option<bool> {
+        let head = self.spec.head.as_ref().map(|head| &head.kind);
+        if name.starts_with(eagle3::PREFIX) {
+            return Some(matches!(head, Some(HeadKind::Eagle3(_))));
+        }
         let of_head = |rest: &str| {
             // Copies of tensors that the model has itself.
             let copied = [
@@ -144,7 +149,7 @@ impl Description {
                 "shared_head.head.",
                 "nextn.shared_head_head.",
             ];
-            self.spec.head.is_some() && !copied.iter().any(|copy| rest.starts_with(copy))
+            head == Some(&HeadKind::Mtp) && !copied.iter().any(|copy| rest.starts_with(copy))
         };
         let (first, count) = (self.spec.layers.len(), self.spec.layers_ahead);
         if let (Some(head), Spelling::HuggingFace) = (self.family.naming.head, self.spelling) {

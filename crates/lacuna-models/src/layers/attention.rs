@@ -33,8 +33,34 @@ impl Stream<'_> {
             return self.latent_attention(index, layer, attention, latent, program);
         }
         let (heads, input) = self.project(layer, attention, program);
-        self.rotate(attention, &heads, program);
-        let attended = self.attend(index, attention, &heads, program);
+        self.attend_with(index, layer, (attention, &heads), program);
+        input
+    }
+
+    /// The same of rows that are no norm of the residual stream: `input`, `[tokens, width]`.
+    pub(super) fn attention_of(
+        &self,
+        (index, layer): (usize, &LayerSpec),
+        attention: &Attention,
+        input: (Slot, usize),
+        program: &mut Builder,
+    ) {
+        program.step("project");
+        let (heads, outputs) = self.heads(attention, input.1, program);
+        self.fill_heads(attention, &heads, input, outputs, program);
+        self.attend_with(index, layer, (attention, &heads), program);
+    }
+
+    /// From queries, keys and values to the residual stream.
+    fn attend_with(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+        (attention, heads): (&Attention, &Heads),
+        program: &mut Builder,
+    ) {
+        self.rotate(attention, heads, program);
+        let attended = self.attend(index, attention, heads, program);
         let attended = match heads.gate {
             None => attended,
             Some(gate) => {
@@ -49,7 +75,6 @@ impl Stream<'_> {
         };
         let width = attention.query_width();
         self.attention_output(layer, attention, (attended, width), program);
-        input
     }
 
     /// Attention over rows that are kept, or over those of the pass itself where none are.
@@ -112,15 +137,28 @@ impl Stream<'_> {
             let weight = program.vector("attn_norm", hidden);
             (weight, input)
         });
-        let (heads, outputs) = self.heads(attention, program);
+        let (heads, outputs) = self.heads(attention, hidden, program);
         if let Some((weight, input)) = normed {
             self.norm(weight, self.hidden, input, Rows::Tokens, program);
         }
         let input = normed.map(|(_, input)| input);
+        let read = (input.unwrap_or(self.hidden), hidden);
+        self.fill_heads(attention, &heads, read, outputs, program);
+        (heads, input)
+    }
+
+    /// The products with `input`, rows of `width` elements, that make queries, keys and values.
+    fn fill_heads(
+        &self,
+        attention: &Attention,
+        heads: &Heads,
+        (input, width): (Slot, usize),
+        outputs: Vec<(MatrixId, Slot)>,
+        program: &mut Builder,
+    ) {
         let blocks = "attention-input-blocks";
-        let read = input.unwrap_or(self.hidden);
         let made = outputs[0].1;
-        program.product(read, blocks, Rows::Tokens, hidden, outputs);
+        program.product(input, blocks, Rows::Tokens, width, outputs);
         if let (Gate::InQueries, Some(gate)) = (attention.gate, heads.gate) {
             // Of each head first its queries, then its gate.
             let (count, dim) = (attention.query_heads, attention.head_dim);
@@ -129,16 +167,15 @@ impl Stream<'_> {
                 program.columns(from, (part, HeadRows::by_token(dim, 0)), count, dim);
             }
         }
-        (heads, input)
     }
 
-    /// The slots of queries, keys and values, and the products that fill them.
+    /// The slots of queries, keys and values, and the products with rows of `width` elements that fill them.
     fn heads(
         &self,
         attention: &Attention,
+        width: usize,
         program: &mut Builder,
     ) -> (Heads, Vec<(MatrixId, Slot)>) {
-        let hidden = self.spec.hidden;
         let (queries, keys) = (attention.query_width(), attention.kv_width());
         let bias = required_if(attention.biases.projections);
         let query = program.values("query", Rows::Tokens, queries);
@@ -151,18 +188,18 @@ impl Stream<'_> {
             }
             Gate::None | Gate::Apart => (queries, query),
         };
-        let mut outputs = vec![(program.matrix("attn_q", rows, hidden, bias), made)];
+        let mut outputs = vec![(program.matrix("attn_q", rows, width, bias), made)];
         let rows = attention.shares.is_none().then(|| {
             let key = program.values("key", Rows::Tokens, keys);
             let value = program.values("value", Rows::Tokens, keys);
-            outputs.push((program.matrix("attn_k", keys, hidden, bias), key));
+            outputs.push((program.matrix("attn_k", keys, width, bias), key));
             if attention.values == Values::Projected {
-                outputs.push((program.matrix("attn_v", keys, hidden, bias), value));
+                outputs.push((program.matrix("attn_v", keys, width, bias), value));
             }
             KeyValue { key, value }
         });
         if let (Gate::Apart, Some(gate)) = (attention.gate, gate) {
-            let matrix = program.matrix("attn_gate", queries, hidden, Bias::IfPresent);
+            let matrix = program.matrix("attn_gate", queries, width, Bias::IfPresent);
             outputs.push((matrix, gate));
         }
         (Heads { query, rows, gate }, outputs)

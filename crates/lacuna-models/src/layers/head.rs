@@ -1,26 +1,225 @@
-//! The head that guesses tokens (multi-token prediction): one more layer over what the model has made of a token and the
-//! token that comes next.
+//! Heads that guess tokens: one more layer over what the model has made of a token and the token that comes next.
 //!
 //! ```text
-//! x      = W_eh [norm(embedding of token j); norm(features of token j - 1)]
-//! hidden = layer(x)                          attention over rows of its own
-//! logits = W_output features,  features = norm(hidden)     the token after j
+//! multi-token prediction
+//! x        = W_eh [norm(embedding of token j); norm(features of token j - 1)]
+//! hidden   = layer(x)                        attention over rows of its own
+//! logits   = W_output features               the token after j
+//! features = norm(hidden)
+//!
+//! EAGLE-3
+//! features = W_fc [inputs of three of the model's layers]
+//! x        = [norm(embedding of token j); norm(features of token j - 1)]
+//! hidden   = features + attention(x)         then as in any layer
+//! logits   = W_output norm(hidden)           the token after j, among those that it can guess
+//! features = hidden                          behind a guess
 //! ```
 //!
-//! Features of tokens that are there are the model's, its last layer's normed; behind a guess they are the head's own. The
-//! embedding table and the output matrix are the model's.
+//! Features of tokens that are there are the model's; behind a guess they are the head's own. The embedding table and the output
+//! matrix are the model's, where an EAGLE-3 head has none of its own.
 
 use lacuna_kernels::HeadRows;
 
-use super::{Stream, embedding, rotations};
+use super::{Stream, embedding, norm_rows, rotations};
 use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot};
-use crate::spec::{LayerSpec, LogitsSpec, ModelSpec};
+use crate::spec::{
+    Eagle3, HeadKind, HeadResidual, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, TapNorm,
+};
 
-/// The matrix that files of a model with a head have.
+/// The matrix that files of a model with a head of its own have.
 pub(crate) const HEAD_PROJECTION: &str = "nextn.eh_proj";
 
-/// A pass of the head of `spec`, whose layer is `layer`; returns where it leaves logits and features.
+/// Names of the norms of taps, each by itself.
+const TAP_NORMS: [&str; Eagle3::MOST_TAPS] = [
+    "fc_norm.0",
+    "fc_norm.1",
+    "fc_norm.2",
+    "fc_norm.3",
+    "fc_norm.4",
+    "fc_norm.5",
+    "fc_norm.6",
+    "fc_norm.7",
+];
+
+/// A pass of the head of `spec`; returns where it leaves logits and features.
 pub(crate) fn emit_head(
+    spec: &ModelSpec,
+    head: &HeadSpec,
+    output: LogitsSpec,
+    program: &mut Builder,
+) -> [Slot; 2] {
+    match &head.kind {
+        HeadKind::Mtp => emit_mtp(spec, &head.layer, output, program),
+        HeadKind::Eagle3(eagle) => emit_eagle3(spec, (&head.layer, eagle), output, program),
+    }
+}
+
+impl Stream<'_> {
+    /// Keeps what layer `layer` begins with, where a head reads it.
+    pub(super) fn tap_for_head(&self, layer: usize, program: &mut Builder) {
+        let eagle = self.spec.head.as_ref().and_then(HeadSpec::eagle3);
+        let Some(Eagle3 { taps, .. }) = eagle else {
+            return;
+        };
+        let width = self.spec.hidden;
+        let all = taps.len() * width;
+        for (place, tap) in taps.iter().enumerate() {
+            if *tap != layer {
+                continue;
+            }
+            program.step("tap");
+            let slot = program.values("taps", Rows::Tokens, all);
+            let from = (self.hidden, HeadRows::by_token(width, 0));
+            let to = (slot, HeadRows::by_token(all, place * width));
+            // Taps come in whatever order; the first to be written is that of the first layer.
+            let is_first = taps
+                .iter()
+                .enumerate()
+                .all(|(other, at)| (at, other) >= (tap, place));
+            match is_first {
+                true => program.columns(from, to, 1, width),
+                false => program.columns_beside(from, to, 1, width),
+            }
+        }
+    }
+
+    /// What an EAGLE-3 head reads of each token: taps, brought to the model's width.
+    pub(super) fn features_of_taps(&self, eagle: &Eagle3, program: &mut Builder) -> Slot {
+        let width = self.spec.hidden;
+        let all = eagle.taps.len() * width;
+        program.step("features");
+        let taps = program.values("taps", Rows::Tokens, all);
+        let features = program.values("features", Rows::Tokens, width);
+        // Tensors are numbered on behind the layers; the step is of none.
+        program.enter(Some(self.spec.layers.len()));
+        match eagle.tap_norm {
+            TapNorm::None => {}
+            TapNorm::Whole => {
+                let weight = program.vector("input_norm", all);
+                norm_rows(
+                    eagle.norm,
+                    weight,
+                    [taps, taps],
+                    (Rows::Tokens, all),
+                    program,
+                );
+            }
+            TapNorm::Each => {
+                let own = HeadRows::by_token(width, 0);
+                let one = program.values("tap", Rows::Tokens, width);
+                for (place, name) in TAP_NORMS.iter().take(eagle.taps.len()).enumerate() {
+                    let weight = program.vector(name, width);
+                    let of_tap = (taps, HeadRows::by_token(all, place * width));
+                    program.columns(of_tap, (one, own), 1, width);
+                    norm_rows(
+                        eagle.norm,
+                        weight,
+                        [one, one],
+                        (Rows::Tokens, width),
+                        program,
+                    );
+                    program.columns_beside((one, own), of_tap, 1, width);
+                }
+            }
+        }
+        let matrix = program.matrix("fc", width, all, Bias::IfPresent);
+        program.enter(None);
+        let outputs = vec![(matrix, features)];
+        program.product(taps, "tap-blocks", Rows::Tokens, all, outputs);
+        features
+    }
+}
+
+fn emit_eagle3(
+    model: &ModelSpec,
+    (layer, eagle): (&LayerSpec, &Eagle3),
+    output: LogitsSpec,
+    program: &mut Builder,
+) -> [Slot; 2] {
+    let Some(spec) = model.of_head() else {
+        unreachable!("it has the head that is emitted")
+    };
+    let (spec, width, number) = (&spec, model.hidden, Some(model.layers.len()));
+    program.step("embed");
+    let embedded = program.values("embedded", Rows::Tokens, width);
+    program.enter(number.filter(|_| eagle.own_embedding));
+    let table = embedding(spec, program);
+    program.enter(None);
+    program.push(Op::Embed {
+        table,
+        of: Lookup::Tokens,
+        output: embedded,
+    });
+    let given = program.values("given-features", Rows::Tokens, width);
+    program.push(Op::TakeFeatures {
+        output: given,
+        width,
+    });
+    let rotations = rotations(spec, model.head_rope(), program);
+    program.enter(number);
+    program.step("join");
+    let normed = program.values("normed-features", Rows::Tokens, width);
+    let joined = program.values("joined", Rows::Tokens, 2 * width);
+    let rows = (Rows::Tokens, width);
+    let weights = ["attn_norm", "attn_norm_2"].map(|part| program.vector(part, width));
+    norm_rows(eagle.norm, weights[0], [embedded, embedded], rows, program);
+    norm_rows(eagle.norm, weights[1], [given, normed], rows, program);
+    let own = HeadRows::by_token(width, 0);
+    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
+    program.columns((embedded, own), (joined, halves[0]), 1, width);
+    program.columns_beside((normed, own), (joined, halves[1]), 1, width);
+    let stream = Stream {
+        spec,
+        hidden: match eagle.residual {
+            HeadResidual::Features => given,
+            HeadResidual::Normed => normed,
+        },
+        rotations,
+    };
+    let Some(attention) = &layer.attention else {
+        unreachable!("a head attends")
+    };
+    stream.attention_of((0, layer), attention, (joined, 2 * width), program);
+    stream.feed_forward(layer, None, program);
+    program.step("choose");
+    let chosen = stream.choose(stream.hidden, program);
+    let rows = program.values("normed-chosen", Rows::Logits, width);
+    program.step("features");
+    let weight = program.vector("output_norm", width);
+    norm_rows(
+        eagle.norm,
+        weight,
+        [chosen, rows],
+        (Rows::Logits, width),
+        program,
+    );
+    let features = match eagle.normed_features {
+        true => rows,
+        false => chosen,
+    };
+    program.step("logits");
+    let logits = match eagle.own_outputs {
+        Some(count) => {
+            let count = count.get();
+            let matrix = program.matrix("output", count, width, Bias::IfPresent);
+            let plain = LogitsSpec {
+                scale: None,
+                soft_cap: None,
+                ..output
+            };
+            stream.output_of(matrix, count, rows, plain, program)
+        }
+        None => {
+            program.enter(None);
+            stream.output(rows, output, program)
+        }
+    };
+    program.enter(None);
+    stream.leave(&[logits, features], program);
+    [logits, features]
+}
+
+fn emit_mtp(
     spec: &ModelSpec,
     layer: &LayerSpec,
     output: LogitsSpec,
@@ -43,7 +242,7 @@ pub(crate) fn emit_head(
     let stream = Stream {
         spec,
         hidden: program.values("hidden", Rows::Tokens, width),
-        rotations: rotations(spec, program),
+        rotations: rotations(spec, 0, program),
     };
     // Tensors are numbered on behind the layers; the rows are those of a cache with this layer alone.
     program.enter(Some(spec.layers.len()));

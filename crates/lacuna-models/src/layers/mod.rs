@@ -21,8 +21,8 @@ pub(crate) use image::{PATCHES, PROJECTION, SECOND_FRAME};
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
 use crate::spec::{
-    Attention, LayerSpec, LogitsSpec, ModelSpec, Norm, NormKind, OutputMatrix, OutputSpec,
-    PerLayerInputs,
+    Attention, HeadKind, LayerSpec, LogitsSpec, ModelSpec, Norm, NormKind, OutputMatrix,
+    OutputSpec, PerLayerInputs,
 };
 
 /// The slots that layers have in common.
@@ -54,7 +54,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> (Slot, Option<Slo
             None => embed(spec, program),
             Some(patches) => image::patches(spec, &patches, program),
         },
-        rotations: rotations(spec, program),
+        rotations: rotations(spec, 0, program),
     };
     if let Some(learned) = spec.learned_input {
         stream.add_learned(learned, program);
@@ -68,6 +68,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> (Slot, Option<Slo
     let mut tapped = false;
     for (index, layer) in spec.layers.iter().enumerate() {
         program.enter(Some(index));
+        stream.tap_for_head(index, program);
         stream.layer(index, layer, inputs, program);
         stream.add_images(index, program);
         if let OutputSpec::Image(rows) = &spec.output {
@@ -75,6 +76,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> (Slot, Option<Slo
         }
     }
     program.enter(None);
+    stream.tap_for_head(spec.layers.len(), program);
     match spec.output {
         OutputSpec::Logits(logits) => stream.logits(logits, program),
         OutputSpec::Pooled(pooled) => (stream.pooled(pooled, program), None),
@@ -150,7 +152,8 @@ fn embedding(spec: &ModelSpec, program: &mut Builder) -> MatrixId {
     program.matrix("token_embd", spec.vocabulary, spec.hidden, Bias::IfPresent)
 }
 
-fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
+/// Tables of the rotations of `spec`, the first of which is number `first` of the model's.
+fn rotations(spec: &ModelSpec, first: usize, program: &mut Builder) -> Vec<Slot> {
     let heated = |attention: &Attention| attention.temperature.is_some();
     let temperature = |layer: &LayerSpec| layer.attention.as_ref().is_some_and(heated);
     if spec.ropes.is_empty() && !spec.layers.iter().any(temperature) {
@@ -168,7 +171,7 @@ fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
     let emit = tables.map(|(rope, (spec, name))| {
         let output = program.values(name, Rows::Tokens, spec.dimensions);
         program.push(Op::Rotations {
-            rope,
+            rope: first + rope,
             positions,
             axes,
             output,
@@ -277,22 +280,46 @@ impl Stream<'_> {
         norm_rows(self.spec.norm, weight, [input, output], rows, program);
     }
 
-    /// Rows that are asked for, normed and multiplied with the output matrix. Where there is a head, all rows are normed, and
-    /// returned as well.
+    /// Rows that are asked for, normed and multiplied with the output matrix, and what a head reads of all rows, where there is
+    /// one.
     fn logits(&self, output: LogitsSpec, program: &mut Builder) -> (Slot, Option<Slot>) {
         let spec = self.spec;
-        if spec.head.is_some() {
-            program.step("features");
-            let features = program.values("features", Rows::Tokens, spec.hidden);
-            let weight = program.vector("output_norm", spec.hidden);
-            self.norm(weight, self.hidden, features, Rows::Tokens, program);
-            program.step("choose");
-            let chosen = self.choose(features, program);
-            program.step("logits");
-            let logits = self.output(chosen, output, program);
-            self.leave(&[logits, features], program);
-            return (logits, Some(features));
+        match spec.head.as_ref().map(|head| &head.kind) {
+            Some(HeadKind::Mtp) => return self.logits_of_features(output, program),
+            Some(HeadKind::Eagle3(eagle)) => {
+                let features = self.features_of_taps(eagle, program);
+                return (
+                    self.plain_logits(output, &[features], program),
+                    Some(features),
+                );
+            }
+            None => {}
         }
+        (self.plain_logits(output, &[], program), None)
+    }
+
+    /// All rows are normed, since a head reads them.
+    fn logits_of_features(
+        &self,
+        output: LogitsSpec,
+        program: &mut Builder,
+    ) -> (Slot, Option<Slot>) {
+        let spec = self.spec;
+        program.step("features");
+        let features = program.values("features", Rows::Tokens, spec.hidden);
+        let weight = program.vector("output_norm", spec.hidden);
+        self.norm(weight, self.hidden, features, Rows::Tokens, program);
+        program.step("choose");
+        let chosen = self.choose(features, program);
+        program.step("logits");
+        let logits = self.output(chosen, output, program);
+        self.leave(&[logits, features], program);
+        (logits, Some(features))
+    }
+
+    /// The rows that are asked for are normed alone. Leaves `beside` as well.
+    fn plain_logits(&self, output: LogitsSpec, beside: &[Slot], program: &mut Builder) -> Slot {
+        let spec = self.spec;
         program.step("choose");
         let chosen = self.choose(self.hidden, program);
         if let Some(altup) = spec.altup {
@@ -302,8 +329,8 @@ impl Stream<'_> {
         let weight = program.vector("output_norm", spec.hidden);
         self.norm(weight, chosen, chosen, Rows::Logits, program);
         let logits = self.output(chosen, output, program);
-        self.leave(&[logits], program);
-        (logits, None)
+        self.leave(&[&[logits], beside].concat(), program);
+        logits
     }
 
     /// The rows that are asked for, of those of every token.
@@ -335,14 +362,27 @@ impl Stream<'_> {
                 program.matrix("output", spec.vocabulary, spec.hidden, Bias::IfPresent)
             }
         };
-        let logits = program.values("logits", Rows::Logits, spec.vocabulary);
+        self.output_of(matrix, spec.vocabulary, chosen, output, program)
+    }
+
+    /// The same with a matrix of so many rows.
+    fn output_of(
+        &self,
+        matrix: MatrixId,
+        count: usize,
+        chosen: Slot,
+        output: LogitsSpec,
+        program: &mut Builder,
+    ) -> Slot {
+        let spec = self.spec;
+        let logits = program.values("logits", Rows::Logits, count);
         let outputs = vec![(matrix, logits)];
         program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
         if let Some(factor) = output.scale {
             program.push(Op::Scale {
                 values: logits,
                 rows: Rows::Logits,
-                width: spec.vocabulary,
+                width: count,
                 factor: Factor::Fixed(factor),
             });
         }
@@ -350,14 +390,14 @@ impl Stream<'_> {
             program.push(Op::SoftCap {
                 values: logits,
                 rows: Rows::Logits,
-                width: spec.vocabulary,
+                width: count,
                 cap,
             });
         }
         program.push(Op::CheckFinite {
             values: logits,
             rows: Rows::Logits,
-            width: spec.vocabulary,
+            width: count,
             place: Place::Logits,
         });
         logits

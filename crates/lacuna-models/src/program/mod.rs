@@ -28,7 +28,7 @@ use std::ops::Range;
 use lacuna_kernels::Routing;
 
 use crate::layers;
-use crate::spec::{LayerSpec, LogitsSpec, ModelSpec, OutputSpec};
+use crate::spec::{HeadSpec, LogitsSpec, ModelSpec, OutputSpec};
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
@@ -76,16 +76,16 @@ impl Program {
         let (output, features) = layers::emit(spec, &mut program);
         let program = program.finish(output, features);
         match (&spec.head, spec.output) {
-            (Some(layer), OutputSpec::Logits(output)) => program.with_head(spec, layer, output),
+            (Some(head), OutputSpec::Logits(output)) => program.with_head(spec, head, output),
             _ => program,
         }
     }
 
     /// The same with the pass of the head, whose tensors come after all others.
-    fn with_head(self, spec: &ModelSpec, layer: &LayerSpec, output: LogitsSpec) -> Self {
-        let mut head = Builder::over(self.tensors);
-        let [logits, features] = layers::emit_head(spec, layer, output, &mut head);
-        let head = head.finish(logits, Some(features));
+    fn with_head(self, spec: &ModelSpec, head: &HeadSpec, output: LogitsSpec) -> Self {
+        let mut program = Builder::over(self.tensors);
+        let [logits, features] = layers::emit_head(spec, head, output, &mut program);
+        let head = program.finish(logits, Some(features));
         Self {
             tensors: head.tensors.clone(),
             head: Some(Box::new(head)),

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod examples;
 mod experts;
+mod head;
 mod image;
 mod latent;
 mod recurrence;
@@ -27,6 +28,7 @@ use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec,
 use crate::error::ConfigError;
 
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
+pub use head::{Eagle3, HeadKind, HeadResidual, HeadSpec, TapNorm};
 pub use image::{
     Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
     ImageTokenBounds, ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap,
@@ -74,8 +76,8 @@ pub struct ModelSpec {
     /// Layers that files hold after the last and that are no part of the forward pass: they foretell more
     /// than one token at a time.
     pub layers_ahead: usize,
-    /// The layer of the head that guesses tokens (multi-token prediction), where it is computed.
-    pub head: Option<LayerSpec>,
+    /// The head that guesses tokens, where it is computed.
+    pub head: Option<HeadSpec>,
     /// What is made of the residual stream in the end.
     pub output: OutputSpec,
 }
@@ -575,23 +577,8 @@ impl ModelSpec {
 
     /// The layer that files have under this number: that of the head comes after all others.
     pub(crate) fn layer(&self, number: usize) -> Option<&LayerSpec> {
-        let mut all = self.layers.iter().chain(&self.head);
-        all.nth(number)
-    }
-
-    /// The head that guesses tokens as a decoder of one layer, which keeps rows of its own: its spec has the model's
-    /// vocabulary, norms and rotations.
-    #[must_use]
-    pub fn of_head(&self) -> Option<Self> {
-        let layer = self.head.clone()?;
-        Some(Self {
-            layers: vec![layer],
-            layers_ahead: 0,
-            head: None,
-            // Guesses come after all of them.
-            images: None,
-            ..self.clone()
-        })
+        let head = self.head.iter().map(|head| &head.layer);
+        self.layers.iter().chain(head).nth(number)
     }
 
     /// How a text's rows are pooled, if they are: the model makes a vector of a text, and no logits.

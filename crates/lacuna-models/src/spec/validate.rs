@@ -100,23 +100,6 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Whether a layer can be the head of this model.
-    fn validate_head(&self, head: &LayerSpec) -> Result<(), ConfigError> {
-        let own = head
-            .attention
-            .as_ref()
-            .is_some_and(|it| it.shares.is_none());
-        let alone = self.altup.is_none() && self.per_layer_inputs.is_none();
-        let writes = matches!(self.output, OutputSpec::Logits(_));
-        if !own || head.recurrence.is_some() || !alone || !writes {
-            return Err(ConfigError::Needs {
-                field: "a head that guesses tokens",
-                needs: "attention over rows of its own, one residual stream, and logits",
-            });
-        }
-        head.validate(self)
-    }
-
     fn validate_learned(&self, learned: LearnedInput) -> Result<(), ConfigError> {
         if let Some(rows) = learned.token_types {
             in_range("token types", rows, limit::POSITIONS)?;
@@ -287,7 +270,7 @@ impl ModelSpec {
 }
 
 impl LayerSpec {
-    fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         if let Some(attention) = &self.attention {
             attention.validate(&model.ropes)?;
             attention.validate_for(&model.output)?;
@@ -415,7 +398,7 @@ impl Attention {
 }
 
 impl Rope {
-    fn validate(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         in_range(
             "rotated elements of a head",
             self.dimensions,

@@ -26,7 +26,7 @@ use crate::error::LoadError;
 use crate::families::Description;
 use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
-use crate::spec::{LongRope, Rope, RopeScaling};
+use crate::spec::{HeadSpec, LongRope, Rope, RopeScaling};
 pub(crate) use columns::content_name;
 pub use columns::with_columns;
 pub use experts::ExpertCounts;
@@ -201,8 +201,13 @@ impl Weights {
                 TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
             });
             let weights = weights.collect::<Result<Vec<_>, _>>()?;
-            let ropes = description.spec.ropes.iter();
-            let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
+            let spec = &description.spec;
+            let ropes = spec.ropes.iter().map(|rope| (rope, None));
+            let eagle = spec.head.as_ref().and_then(HeadSpec::eagle3);
+            let of_head = eagle.iter().flat_map(|eagle| &eagle.ropes);
+            let of_head = of_head.map(|rope| (rope, Some(spec.layers.len())));
+            let rotations = ropes.chain(of_head);
+            let rotations = rotations.map(|rope| Rotation::load(rope, &mut source));
             let rotations = rotations.collect::<Result<_, _>>()?;
             source.refuse_surplus(&description.spec)?;
             (weights, rotations, source.fetch.finish())
@@ -287,7 +292,11 @@ impl Weights {
 }
 
 impl Rotation {
-    fn load(rope: &Rope, source: &mut Source<'_>) -> Result<Self, LoadError> {
+    /// That of `rope`, which is a head's where it is of a layer: the number of the layer in files.
+    fn load(
+        (rope, layer): (&Rope, Option<usize>),
+        source: &mut Source<'_>,
+    ) -> Result<Self, LoadError> {
         let plain = rope.inverse_frequencies();
         let divided = |factors: &[f32]| -> Vec<f32> {
             let pairs = plain.iter().zip(factors);
@@ -297,11 +306,11 @@ impl Rotation {
         };
         let (inverse_frequencies, beyond) = match &rope.scaling {
             RopeScaling::LongRope(long) => {
-                let (short, factors) = Self::long_factors(long, plain.len(), source)?;
+                let (short, factors) = Self::long_factors((long, layer), plain.len(), source)?;
                 let long = (long.original_context, divided(&factors));
                 (divided(&short), Some(long))
             }
-            _ => match source.rope_factors(rope, "rope_freqs", plain.len())? {
+            _ => match source.rope_factors((rope, layer), "rope_freqs", plain.len())? {
                 Some(factors) => (divided(&factors), None),
                 None => (plain, None),
             },
@@ -315,15 +324,15 @@ impl Rotation {
     }
 
     fn long_factors(
-        long: &LongRope,
+        (long, layer): (&LongRope, Option<usize>),
         pairs: usize,
         source: &mut Source<'_>,
     ) -> Result<(Vec<f32>, Vec<f32>), LoadError> {
         match &long.factors {
             Some(factors) => Ok((factors.short.clone(), factors.long.clone())),
             None => Ok((
-                source.required_rope_factors("rope_factors_short", pairs)?,
-                source.required_rope_factors("rope_factors_long", pairs)?,
+                source.required_rope_factors(layer, "rope_factors_short", pairs)?,
+                source.required_rope_factors(layer, "rope_factors_long", pairs)?,
             )),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::source::is_outside;
-use crate::families::Description;
+use crate::families::{Description, eagle3};
 use crate::plan::WeightPlan;
 use crate::program::{ExpertsSpec, MatrixId, Op, Program, TensorName, TensorSpec};
 
@@ -15,7 +15,11 @@ type Share = (usize, usize);
 pub(crate) fn active_bytes(description: &Description, weights: &WeightPlan) -> u64 {
     let shares = shares(description);
     let bytes = weights.tensors.iter().map(|tensor| {
-        if is_outside(&tensor.name) || description.is_ahead(&tensor.name).is_some() {
+        let is_read = match description.is_ahead(&tensor.name) {
+            Some(is_used) => is_used && eagle3::is_read_always(&tensor.name),
+            None => !is_outside(&tensor.name),
+        };
+        if !is_read {
             return 0;
         }
         // Files that hold more than a model of language say so within the names of its tensors.

@@ -7,12 +7,12 @@ use lacuna_kernels::{DType, Matrix};
 use super::Linear;
 use super::fetch::Fetch;
 use crate::error::LoadError;
-use crate::families::{Description, FUSED, Family, Spelling};
+use crate::families::{Description, FUSED, Family, Spelling, eagle3};
 use crate::layers::{PATCHES, PROJECTION};
 use crate::program::{
     Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
 };
-use crate::spec::{Latent, ModelSpec, OutputMatrix, OutputSpec, Rope, rope_table};
+use crate::spec::{HeadSpec, Latent, ModelSpec, OutputMatrix, OutputSpec, Rope, rope_table};
 use lacuna_files::{Tensor, TensorError, Tensors};
 
 /// Where tensors are looked up: a file, and how its family calls them.
@@ -135,7 +135,7 @@ pub(crate) fn name_in(
     suffix: &str,
 ) -> String {
     let full = description.tensor_name(name, suffix);
-    match of_head(description, name, &full) {
+    match of_head(description, name, (&full, suffix)) {
         Some(own) => own,
         None => Prefix::of(&|name| tensors.contains(name), description).apply(full),
     }
@@ -143,12 +143,21 @@ pub(crate) fn name_in(
 
 /// What a folder calls a tensor of the head that guesses tokens, where it is not numbered on behind the layers and
 /// would be called `full` if it were.
-fn of_head(description: &Description, name: TensorName, full: &str) -> Option<String> {
+fn of_head(
+    description: &Description,
+    name: TensorName,
+    (full, suffix): (&str, &str),
+) -> Option<String> {
     let naming = &description.family.naming;
+    let number = description.spec.layers.len();
+    let eagle = description.spec.head.as_ref().and_then(HeadSpec::eagle3);
+    if eagle.is_some() && name.layer == Some(number) {
+        return Some(eagle3::full(name, suffix));
+    }
     let (Some(head), Spelling::HuggingFace) = (naming.head, description.spelling) else {
         return None;
     };
-    let ahead = name.layer?.checked_sub(description.spec.layers.len())?;
+    let ahead = name.layer?.checked_sub(number)?;
     let (_, part) = full
         .strip_prefix(naming.layers)?
         .strip_prefix('.')?
@@ -239,12 +248,13 @@ impl<'a> Names<'a> {
 
     /// The name of a tensor of its own.
     pub(crate) fn full(&self, name: TensorName, suffix: &str) -> String {
-        self.placed(name, self.description.tensor_name(name, suffix))
+        self.placed(name, (self.description.tensor_name(name, suffix), suffix))
     }
 
     /// The name of a tensor that would be called `full` in a file with nothing else.
-    fn placed(&self, name: TensorName, full: String) -> String {
-        of_head(self.description, name, &full).unwrap_or_else(|| self.prefix.apply(full))
+    fn placed(&self, name: TensorName, (full, suffix): (String, &str)) -> String {
+        let of_head = of_head(self.description, name, (&full, suffix));
+        of_head.unwrap_or_else(|| self.prefix.apply(full))
     }
 
     /// The tensor that holds the rows of `name` among others, if the file has it: its name, the first
@@ -289,7 +299,9 @@ impl<'a> Names<'a> {
                 family, spelling, ..
             } = self.description;
             let full = family.naming.of_stack(*spelling, name, suffix);
-            let mut names = full.into_iter().map(|full| self.placed(name, full));
+            let mut names = full
+                .into_iter()
+                .map(|full| self.placed(name, (full, suffix)));
             let name = names.find(|name| (self.contains)(name))?;
             Some(Stack { name, first, each })
         });
@@ -301,7 +313,8 @@ impl<'a> Names<'a> {
         let Description {
             family, spelling, ..
         } = self.description;
-        self.placed(name, family.naming.of_expert(*spelling, name, expert))
+        let full = family.naming.of_expert(*spelling, name, expert);
+        self.placed(name, (full, "weight"))
     }
 
     /// Rows that the program has a matrix for; none where it has no such matrix.
@@ -532,6 +545,8 @@ impl<'a> Source<'a> {
                 let offset = self.family.naming.norm_offset;
                 // Norms of states are stored whole.
                 let is_norm = name.part.ends_with("norm") && !name.part.starts_with("ssm");
+                // A head's are as its own family has them.
+                let is_norm = is_norm && !self.full(name, suffix).starts_with(eagle3::PREFIX);
                 if huggingface && offset != 0.0 && is_norm {
                     values.iter_mut().for_each(|value| *value += offset);
                 }
@@ -562,15 +577,16 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Divisors of the frequencies of `rope`, where it may have some in the file.
+    /// Divisors of the frequencies of `rope`, where it may have some in the file; of a head's, which is number `layer` of the
+    /// layers.
     pub(super) fn rope_factors(
         &mut self,
-        rope: &Rope,
+        (rope, layer): (&Rope, Option<usize>),
         part: &'static str,
         pairs: usize,
     ) -> Result<Option<Vec<f32>>, LoadError> {
-        let name = TensorName { layer: None, part };
-        let wanted = rope.file_factors && self.spelling == Spelling::Gguf;
+        let name = TensorName { layer, part };
+        let wanted = rope.file_factors && (self.spelling == Spelling::Gguf || layer.is_some());
         match wanted && self.tensors.contains(&self.full(name, "weight")) {
             true => self
                 .floats(name, "weight", (pairs, VectorForm::Plain))
@@ -582,11 +598,12 @@ impl<'a> Source<'a> {
     /// Divisors of frequencies that must be there and be positive.
     pub(super) fn required_rope_factors(
         &mut self,
+        layer: Option<usize>,
         part: &'static str,
         pairs: usize,
     ) -> Result<Vec<f32>, LoadError> {
         let factors = self.floats(
-            TensorName { layer: None, part },
+            TensorName { layer, part },
             "weight",
             (pairs, VectorForm::Plain),
         )?;
@@ -755,7 +772,7 @@ impl<'a> Source<'a> {
             };
             self.prefix.apply(name)
         });
-        names.collect()
+        names.chain([eagle3::PREFIX.to_owned()]).collect()
     }
 
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
