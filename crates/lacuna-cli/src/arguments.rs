@@ -17,6 +17,7 @@ use lacuna_models::{DeviceLayers, FiniteCheck};
 use lacuna_pages::ByteLength;
 
 use crate::bytes::ByteCount;
+use crate::output::Usage;
 
 const MODEL_HELP: &str =
     "`demo`, a GGUF file, a Hugging Face folder, or a hub id such as Qwen/Qwen3-0.6B";
@@ -278,8 +279,9 @@ pub struct SpeculationArgs {
 /// Which model guesses tokens.
 #[derive(Debug, Args)]
 pub struct DraftArgs {
-    /// Smaller model of the same vocabulary that guesses tokens where the text so far has no guess, as far as that pays: a
-    /// name as for the model itself. It is under the same budget, and the text is the same
+    /// Smaller model of the same vocabulary, or head that was made for the model (EAGLE-3), that guesses tokens where the text so
+    /// far has no guess, as far as that pays: a name as for the model itself. It is under the same budget, and the text is the
+    /// same
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
     /// Tokens guessed for one pass at most [default: 7]
@@ -292,6 +294,25 @@ impl DraftArgs {
     #[must_use]
     pub fn most(&self) -> usize {
         self.draft_tokens.unwrap_or(DraftModel::MOST_TOKENS).get()
+    }
+
+    /// What tokens are guessed from where a head is named, and `asked` says what they would be without it: from the text and
+    /// by the head.
+    ///
+    /// # Errors
+    /// Where nothing is to be guessed from the text: a head guesses beside that.
+    pub fn of_head(&self, asked: Speculation) -> Result<Speculation, Usage> {
+        match (asked, self.draft_tokens) {
+            (Speculation::Off, _) => Err(Usage(
+                "--speculate off leaves nothing to the head of --draft-model; use mtp or auto, or leave it out"
+                    .to_owned(),
+            )),
+            (Speculation::Ngram { .. } | Speculation::Mtp { .. }, Some(most)) => {
+                Ok(Speculation::Mtp { most })
+            }
+            (Speculation::Ngram { most }, None) => Ok(Speculation::Mtp { most }),
+            (asked, _) => Ok(asked),
+        }
     }
 }
 

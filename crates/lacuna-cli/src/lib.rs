@@ -18,5 +18,5 @@ pub use bytes::{ByteCount, NotBytes};
 pub use folders::user_folder;
 pub use open::{
     Bars, open, open_draft, open_files, open_to_run, open_to_run_files, record_experts,
-    served_name, warn_of_context,
+    served_name, warn_of_context, with_draft,
 };

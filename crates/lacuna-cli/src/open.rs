@@ -66,6 +66,7 @@ pub fn open_to_run_files(
     config: &EngineConfig,
 ) -> Result<Arc<Model>> {
     let cannot_load = || format!("cannot load `{}`", args.model);
+    let files = config.with_head(files).with_context(cannot_load)?;
     let files = config.with_neurons(files, &mut Bars::default())?;
     let made = lacuna_models::describe(&files).with_context(cannot_load)?;
     if let Some(asked) = config.context_tokens {
@@ -138,21 +139,22 @@ fn page_table() -> Result<PageTable> {
     Ok(found.ok_or_else(unknown)?)
 }
 
-/// The draft model that was named, ready to guess for a model that runs as `config` says. Before that model is opened, so
-/// that the budget is checked with both.
+/// `config` with the draft model that was named, ready to guess for a model that runs with it, or with the head that was. Before
+/// that model is opened, so that the budget is checked with both.
 ///
 /// # Errors
 /// As [`open`], and [`lacuna_engine::EngineError`] for a model that cannot guess.
-pub fn open_draft(args: &DraftArgs, config: &EngineConfig) -> Result<Option<DraftModel>> {
-    let Some(name) = &args.draft_model else {
-        return Ok(None);
+pub fn with_draft(args: &DraftArgs, config: EngineConfig) -> Result<EngineConfig> {
+    let Some((name, files)) = open_draft(args)? else {
+        return Ok(config);
     };
-    let args_of_draft = ModelArgs {
-        model: name.clone(),
-        json: true,
-        eyes: EyesArgs::default(),
-    };
-    let files = open_files(&args_of_draft)?;
+    if lacuna_models::is_head(&files) {
+        return Ok(EngineConfig {
+            speculation: args.of_head(config.speculation)?,
+            head: Some(Arc::new(files)),
+            ..config
+        });
+    }
     let cannot_load = || format!("cannot load the draft model `{name}`");
     let made = lacuna_models::describe(&files).with_context(cannot_load)?;
     let plan = config.plan_of_draft(&files, &made)?;
@@ -165,21 +167,53 @@ pub fn open_draft(args: &DraftArgs, config: &EngineConfig) -> Result<Option<Draf
         },
     );
     let draft = DraftModel::new(Arc::new(model.with_context(cannot_load)?))?;
-    Ok(Some(match args.draft_tokens {
-        Some(most) => draft.with_most(most),
-        None => draft,
-    }))
+    Ok(EngineConfig {
+        draft: Some(match args.draft_tokens {
+            Some(most) => draft.with_most(most),
+            None => draft,
+        }),
+        ..config
+    })
+}
+
+/// The name and the files of the draft model, or of the head, that was named.
+///
+/// # Errors
+/// As [`open_files`].
+pub fn open_draft(args: &DraftArgs) -> Result<Option<(&str, ModelFiles)>> {
+    let Some(name) = &args.draft_model else {
+        return Ok(None);
+    };
+    let files = open_files(&ModelArgs {
+        model: name.clone(),
+        json: true,
+        eyes: EyesArgs::default(),
+    });
+    Ok(Some((name, files?)))
 }
 
 impl ServiceArgs {
     /// The service that the arguments describe, with the draft model that they name, which is loaded.
     ///
     /// # Errors
-    /// As [`open_draft`].
+    /// As [`with_draft`].
     pub fn open(&self, engine: &EngineArgs) -> Result<ServiceConfig> {
-        let mut config = self.config(engine);
-        config.engine.draft = open_draft(&self.speculation.draft, &config.engine_config())?;
-        Ok(config)
+        let config = self.config(engine);
+        let EngineConfig {
+            speculation,
+            draft,
+            head,
+            ..
+        } = with_draft(&self.speculation.draft, config.engine_config())?;
+        Ok(ServiceConfig {
+            engine: EngineConfig {
+                speculation,
+                draft,
+                head,
+                ..config.engine
+            },
+            ..config
+        })
     }
 }
 

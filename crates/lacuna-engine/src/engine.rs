@@ -18,7 +18,8 @@ use lacuna_models::plan::{
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
     BatchLimits, ColumnsError, ComputeDevice, Description, DeviceLayers, ExecutorError,
-    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, NeuronRecorder, Scratch, Segment,
+    FiniteCheck, ForwardError, LoadError, LogitRows, Model, ModelSpec, NeuronRecorder, Scratch,
+    Segment,
 };
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::TokenizerError;
@@ -80,6 +81,9 @@ pub struct EngineConfig {
     /// What guesses tokens where [`EngineConfig::speculation`] has no guess that is worth it: a smaller model of the same
     /// vocabulary, under the same budget. Default none.
     pub draft: Option<DraftModel>,
+    /// The files of a head (EAGLE-3) that guesses tokens for the model, in the place of one that the model's own files may carry:
+    /// [`EngineConfig::with_head`] puts it beside them, and [`EngineConfig::speculation`] has it guess. Default none.
+    pub head: Option<Arc<ModelFiles>>,
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
     /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
     pub neurons: Option<PathBuf>,
@@ -121,6 +125,7 @@ impl Default for EngineConfig {
             weights: WeightMode::default(),
             speculation: Speculation::default(),
             draft: None,
+            head: None,
             neurons: None,
             device: None,
             device_layers: DeviceLayers::default(),
@@ -278,6 +283,17 @@ impl EngineConfig {
             budget_bytes: self.budget.map(ByteLength::get),
             request_bytes: self.request_memory.map(ByteLength::get),
         })
+    }
+
+    /// A model's files with those of the head that is to guess for it, if there is to be one. Before they are described.
+    ///
+    /// # Errors
+    /// [`LoadError`] of a head whose files are damaged.
+    pub fn with_head(&self, files: ModelFiles) -> Result<ModelFiles, LoadError> {
+        match &self.head {
+            None => Ok(files),
+            Some(head) => lacuna_models::with_head(files, head),
+        }
     }
 
     /// A model's files with the file of its neurons, if there is to be one: it is made when it is not there. Before

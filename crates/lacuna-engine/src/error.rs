@@ -116,7 +116,7 @@ pub enum EngineError {
     Draft(#[from] crate::speculation::DraftError),
     /// The model's files have no head that guesses tokens.
     #[error(
-        "the model's files have no head that guesses tokens (multi-token prediction); guess from the text itself (ngram) or with a draft model"
+        "the model's files have no head that guesses tokens (multi-token prediction); guess from the text itself (ngram), or with a draft model or a head (EAGLE-3) in files of its own"
     )]
     NoHead,
     /// It would be read for each guess.

@@ -163,6 +163,11 @@ pub(crate) trait ModelRunner: Send {
         None
     }
 
+    /// The token that a logit is of, by its place in a row.
+    fn token_at(&self, place: u32) -> u32 {
+        place
+    }
+
     /// Takes states back to the first tokens of the last pass, those of each of `segments`
     /// ([`Model::rewind`](lacuna_models::Model::rewind)), which are still to be accepted.
     ///

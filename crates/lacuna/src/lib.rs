@@ -64,7 +64,7 @@ pub use lacuna_kv::swap::SwapConfig;
 pub use lacuna_kv::{KvElements, KvError, KvPolicy, KvReport};
 pub use lacuna_models::{
     FiniteCheck, LoadError, Loading, Model, ModelSpec, Prompt, PromptError, RecommendedSampling,
-    RowReads, demo, describe,
+    RowReads, demo, describe, is_head, with_head,
 };
 pub use lacuna_models::{plan, quantize, synth, trace};
 pub use lacuna_pages::ByteLength;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use lacuna_cli::{open_draft, open_to_run, output};
+use lacuna_cli::{open_to_run, output, with_draft};
 use lacuna_engine::{
     Drafts, Engine, EngineConfig, Event, Generation, Limits, Request, Sampling, Service,
     ServiceConfig, Speculation, Stream,
@@ -135,9 +135,9 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
     };
     let guessing = EngineConfig {
         speculation: args.speculate,
-        draft: open_draft(&args.draft, &plain)?,
         ..plain.clone()
     };
+    let guessing = with_draft(&args.draft, guessing)?;
     let model = open_to_run(&args.model, &guessing)?;
     let mut rows = Vec::new();
     let tasks = Task::all(args, model.spec().vocabulary)?;
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
         machine: Machine::this(),
         model: args.model.model.clone(),
         threads: args.engine.cpu.threads.map(usize::from),
-        speculation: args.speculate.to_string(),
+        speculation: guessing.speculation.to_string(),
         draft_model: args.draft.draft_model.clone(),
         temperature: args.temperature,
         rounds: args.rounds.get(),

@@ -230,6 +230,7 @@ fn plan(
         weights: weight_mode,
         speculation: super::Speculation::Off,
         draft: None,
+        head: None,
         neurons: None,
         ..config.clone()
     };

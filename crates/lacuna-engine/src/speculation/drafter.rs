@@ -579,22 +579,26 @@ impl Drafter {
         };
         let rows = pass.rows.logits();
         let mut features = features_width.map(|width| pass.features.chunks_exact(width));
-        let mut guessed = 0;
+        let mut chosen = Vec::with_capacity(runs.len());
         for (run, row) in runs.iter_mut().filter(|run| run.goes_on).zip(rows) {
-            let token = row::likeliest(&row[..self.vocabulary as usize]);
-            let sure = f64::from(row[token as usize]) - row::log_sum_exp(row);
-            let evidence = Evidence::Confidence(sure.exp());
-            let probability = self.acceptance.probability(evidence);
-            self.likely += (probability - self.likely) * Self::NEW;
-            run.together *= probability;
-            run.take(token, sure.exp());
+            // A draft model may have more tokens than the model, and a head may guess fewer.
+            let known = row.len().min(self.vocabulary as usize);
+            let place = row::likeliest(&row[..known]);
+            let sure = f64::from(row[place as usize]) - row::log_sum_exp(row);
+            chosen.push((place, sure.exp()));
             if let Some(own) = features.as_mut().and_then(Iterator::next) {
                 run.features.clear();
                 run.features.extend_from_slice(own);
             }
-            guessed += 1;
         }
-        guessed
+        let active = runs.iter_mut().filter(|run| run.goes_on);
+        for (run, &(place, sure)) in active.zip(&chosen) {
+            let probability = self.acceptance.probability(Evidence::Confidence(sure));
+            self.likely += (probability - self.likely) * Self::NEW;
+            run.together *= probability;
+            run.take(runner.token_at(place), sure);
+        }
+        chosen.len()
     }
 
     /// Gives the guesses to who asked for them, and says how likely they are.

@@ -32,18 +32,20 @@ impl ModelRunner for Runner {
         features: &[f32],
     ) -> Result<Pass<'_>, EngineError> {
         let Self { model, cpu, .. } = self;
-        let (logits, features) = match self.is_head {
+        let (logits, width, features) = match self.is_head {
             true => {
                 let outputs = model.guess(cpu, segments, features, &mut self.scratch)?;
-                (outputs.logits, outputs.features)
+                let width = model.spec().head_outputs();
+                (outputs.logits, width, outputs.features)
             }
             false => (
                 model.forward(cpu, segments, &mut self.scratch)?,
+                model.spec().vocabulary,
                 [].as_slice(),
             ),
         };
         Ok(Pass {
-            rows: Rows::Logits(logits, model.spec().vocabulary),
+            rows: Rows::Logits(logits, width),
             features,
             tokenizer: model.tokenizer(),
         })
@@ -51,6 +53,13 @@ impl ModelRunner for Runner {
 
     fn features_width(&self) -> Option<usize> {
         self.is_head.then(|| self.model.spec().hidden)
+    }
+
+    fn token_at(&self, place: u32) -> u32 {
+        match self.is_head {
+            true => self.model.head_token(place),
+            false => place,
+        }
     }
 
     fn rewind(&mut self, segments: &mut [Segment<'_>]) -> Result<(), EngineError> {

@@ -24,7 +24,7 @@ use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::markdown::Markdown;
 use lacuna_cli::resident::Resident;
-use lacuna_cli::{open_draft, output, record_experts, tell};
+use lacuna_cli::{output, record_experts, tell, with_draft};
 use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
@@ -202,11 +202,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
-    let mut config = args.device.set(EngineConfig {
+    let config = args.device.set(EngineConfig {
         speculation: args.speculation.from_history(),
         ..args.engine.config()
     })?;
-    config.draft = open_draft(&args.speculation.draft, &config)?;
+    let config = with_draft(&args.speculation.draft, config)?;
     let mut engine = engine(&args.model, config)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);

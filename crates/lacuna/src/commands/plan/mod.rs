@@ -25,7 +25,7 @@ use lacuna_models::{ColumnsError, Description, describe_images_for};
 use crate::cli::PlanArgs;
 use images::Images;
 use lacuna_cli::output::{self, Usage};
-use lacuna_cli::{ModelArgs, open_files, warn_of_context};
+use lacuna_cli::{SpeculationArgs, open_draft, open_files, warn_of_context};
 use report::Report;
 
 /// What is planned for.
@@ -60,6 +60,11 @@ impl Active {
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
+    let named = open_draft(&args.speculation.draft)?;
+    let (named_head, named_draft) = match named {
+        Some((_, files)) if lacuna::is_head(&files) => (Some(files), None),
+        draft => (None, draft),
+    };
     let Subject {
         spec,
         weights,
@@ -67,7 +72,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         active,
         eyes,
         head,
-    } = subject(args)?;
+    } = subject(args, named_head.as_ref())?;
     if spec.pooled().is_some() {
         ensure!(
             args.speculation.draft.draft_model.is_none() && args.speculation.speculate.is_none(),
@@ -75,7 +80,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         );
         return encoder::run(args, &spec, &weights, vocabulary);
     }
-    let draft = draft(args)?;
+    let draft = named_draft.map(|named| draft(args, named)).transpose()?;
     let config = args.device.set(engine(args))?;
     let demand = demand(args, &config, &spec, draft.as_ref())?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
@@ -169,18 +174,10 @@ fn trace(args: &PlanArgs, plan: &Plan) -> Result<Option<Trace>> {
 }
 
 /// The plan of the draft model that was named, which is opened and not loaded.
-fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
-    let Some(name) = &args.speculation.draft.draft_model else {
-        return Ok(None);
-    };
-    let files = open_files(&ModelArgs {
-        model: name.clone(),
-        json: true,
-        eyes: lacuna_cli::EyesArgs::default(),
-    })?;
+fn draft(args: &PlanArgs, (name, files): (&str, ModelFiles)) -> Result<Plan> {
     let cannot_load = || format!("cannot load the draft model `{name}`");
     let description = lacuna::describe(&files).with_context(cannot_load)?;
-    Ok(Some(engine(args).plan_of_draft(&files, &description)?))
+    Ok(engine(args).plan_of_draft(&files, &description)?)
 }
 
 /// The engine that the arguments describe.
@@ -224,14 +221,17 @@ fn demand(
     })
 }
 
-/// The model that was named: its files, or else the shape of that name.
-fn subject(args: &PlanArgs) -> Result<Subject> {
+/// The model that was named, with the head that was: its files, or else the shape of that name.
+fn subject(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subject> {
     let name = &args.model.model;
     let is_file = matches!(
         ModelSource::parse(name),
         Ok(ModelSource::Demo | ModelSource::File(_) | ModelSource::Folder(_))
     );
     match synth::Shape::find(name) {
+        Ok(_) if !is_file && named_head.is_some() => bail!(Usage(
+            "a head is for files of the model that it was made for; a shape has none".into()
+        )),
         Ok(shape) if !is_file => from_shape(args, shape),
         Err(error) if !is_file && !name.contains(['/', '.']) => bail!(Usage(format!(
             "`{name}` is no file, folder or hub id, and {error}"
@@ -239,7 +239,7 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
         _ if args.dtype.is_some() => bail!(Usage(
             "--dtype is for shapes; the weights of a file have the types they have".into()
         )),
-        _ => from_files(args),
+        _ => from_files(args, named_head),
     }
 }
 
@@ -278,15 +278,19 @@ fn placed_by_neuron(
     Ok(weights.by_neuron(description)?)
 }
 
-fn from_files(args: &PlanArgs) -> Result<Subject> {
+fn from_files(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subject> {
     let files = open_files(&args.model)?;
+    let files = match named_head {
+        Some(head) => lacuna::with_head(files, head)?,
+        None => files,
+    };
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
     let eyes = match args.image.is_empty() {
         true => None,
         false => Some(eyes(args, &files, &description.spec)?),
     };
-    let description = with_head(args, &files, description)?;
+    let description = with_head(args, &files, description, named_head.is_some())?;
     let weights = WeightPlan::of(files.tensors(), &description);
     let head = match description.spec.head {
         Some(_) => WeightPlan::head_bytes(files.tensors(), &description),
@@ -303,18 +307,26 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     })
 }
 
-/// The model with the head that guesses tokens, if that is asked for. One that does not fit is planned all the same where it
-/// is asked for by name.
-fn with_head(args: &PlanArgs, files: &ModelFiles, description: Description) -> Result<Description> {
-    match args.speculation.from_history() {
-        Speculation::Mtp { .. } if args.speculation.draft.draft_model.is_some() => {
-            Err(EngineError::HeadAndDraft.into())
-        }
+/// The model with the head that guesses tokens, if that is asked for, or the head `is_named`. One that does not fit is planned
+/// all the same where it is asked for by name.
+fn with_head(
+    args: &PlanArgs,
+    files: &ModelFiles,
+    description: Description,
+    is_named: bool,
+) -> Result<Description> {
+    let SpeculationArgs { draft, .. } = &args.speculation;
+    let asked = args.speculation.from_history();
+    let asked = match is_named {
+        true => draft.of_head(asked)?,
+        false => asked,
+    };
+    let has_draft = draft.draft_model.is_some() && !is_named;
+    match asked {
+        Speculation::Mtp { .. } if has_draft => Err(EngineError::HeadAndDraft.into()),
         Speculation::Mtp { .. } if description.has_head() => Ok(description.with_head()),
         Speculation::Mtp { .. } => Err(EngineError::NoHead.into()),
-        Speculation::Auto if args.speculation.draft.draft_model.is_none() => {
-            Ok(engine(args).guessing(files, description)?)
-        }
+        Speculation::Auto if !has_draft => Ok(engine(args).guessing(files, description)?),
         _ => Ok(description),
     }
 }
