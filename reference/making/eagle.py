@@ -54,7 +54,7 @@ class Kind:
 
 
 KINDS = [
-    Kind("", 301, 2, ROPE, 24, agrees=True),
+    Kind("", 301, 2, ROPE, 48, agrees=True),
     Kind("normed", 302, 1, STRETCHED, 24, tap_norm="whole", residual_normed=True),
     Kind("speculators", 303, 1, ROPE, VOCAB, (1, 3, LAYERS), own_embedding=True, tap_norm="each", features_normed=True, nested=True,
          has_gguf=False),

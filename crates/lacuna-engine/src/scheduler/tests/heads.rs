@@ -1,5 +1,5 @@
-//! Texts are the same, token for token, whether the head that a model's files carry has guessed or not; and it guesses
-//! whatever has become of the text before.
+//! Texts are the same, token for token, whether a head has guessed or not, of the model's own files or of files of its own; and
+//! it guesses whatever has become of the text before.
 
 use lacuna_models::plan::WeightSource;
 use lacuna_models::{Description, Loading};
@@ -15,16 +15,30 @@ const WITH_HEAD: Setting<'static> = Setting {
     ..USUAL
 };
 
-fn files(path: &str) -> (ModelFiles, Description) {
+/// Fixtures whose heads agree with them often: of one the head is in the model's files (multi-token prediction), and one has it
+/// in its own (EAGLE-3), and guesses some of the tokens alone.
+const FIXTURES: [&str; 2] = ["heads/qwen3.5", "heads/eagle3"];
+
+fn open(path: &str) -> ModelFiles {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
-    let files = ModelFiles::open(&folder.join(path)).expect("a committed fixture");
+    ModelFiles::open(&folder.join(path)).expect("a committed fixture")
+}
+
+/// The files of a fixture, and of its head.
+fn files(fixture: &str) -> (ModelFiles, Description) {
+    let files = open(&format!("{fixture}/model.gguf"));
+    let config = EngineConfig {
+        head: (fixture == FIXTURES[1]).then(|| Arc::new(open(&format!("{fixture}/head.gguf")))),
+        ..EngineConfig::default()
+    };
+    let files = config.with_head(files).expect("one tensor of a name");
     let description = lacuna_models::describe(&files).expect("a model");
     (files, description)
 }
 
-/// A fixture whose head agrees with it often, with its head and without.
-fn models() -> [Arc<Model>; 2] {
-    let (files, description) = files("heads/qwen3.5/model.gguf");
+/// A fixture with its head and without.
+fn models(fixture: &str) -> [Arc<Model>; 2] {
+    let (files, description) = files(fixture);
     let load = |description| {
         let loading = &mut ();
         Model::load_described(files.clone(), description, Loading::mapped(loading))
@@ -67,7 +81,11 @@ fn reply(scheduler: &mut Scheduler, request: Request) -> (Vec<u32>, DraftCounts)
 
 #[test]
 fn a_head_changes_nothing_whatever_holds_rows_and_however_tokens_are_drawn() {
-    let [plain, head] = models();
+    FIXTURES.iter().for_each(|fixture| changes_nothing(fixture));
+}
+
+fn changes_nothing(fixture: &str) {
+    let [plain, head] = models(fixture);
     let off = Setting {
         speculation: Speculation::Off,
         ..USUAL
@@ -81,7 +99,7 @@ fn a_head_changes_nothing_whatever_holds_rows_and_however_tokens_are_drawn() {
                 ..WITH_HEAD
             };
             let (found, drafts, _) = together(&head, guessed);
-            let what = format!("{policy}, {prefix_cache}: {drafts:?}");
+            let what = format!("{fixture}, {policy}, {prefix_cache}: {drafts:?}");
             assert!(found == expected, "{what}");
             assert!(drafts.model.accepted_tokens > 0, "{what}");
             assert!(drafts.history.accepted_tokens > 0, "{what}");
@@ -101,10 +119,10 @@ fn a_head_changes_nothing_whatever_holds_rows_and_however_tokens_are_drawn() {
         finish(&mut scheduler, 2000);
         let found: Vec<_> = streams.into_iter().map(read).collect();
         let drafts = scheduler.counters.drafts;
-        assert!(found == expected, "{policy}: {drafts:?}");
+        assert!(found == expected, "{fixture}, {policy}: {drafts:?}");
         assert_eq!(drafts.history, DraftCounts::default());
         let (right, all) = (drafts.model.accepted_tokens, drafts.model.draft_tokens);
-        assert!(0 < right && right < all, "{policy}: {drafts:?}");
+        assert!(0 < right && right < all, "{fixture}, {policy}: {drafts:?}");
         assert_eq!(
             scheduler.draft_bytes(),
             0,
@@ -115,7 +133,11 @@ fn a_head_changes_nothing_whatever_holds_rows_and_however_tokens_are_drawn() {
 
 #[test]
 fn a_generation_is_the_same_with_a_head() {
-    let [plain, head] = models();
+    FIXTURES.iter().for_each(|fixture| is_the_same(fixture));
+}
+
+fn is_the_same(fixture: &str) {
+    let [plain, head] = models(fixture);
     let mut all = DraftCounts::default();
     for (place, _) in requests().iter().enumerate() {
         let request = || {
@@ -130,7 +152,7 @@ fn a_generation_is_the_same_with_a_head() {
         };
         let (expected, _) = generation(&plain, request(), alone(Speculation::Off));
         let (found, drafts) = generation(&head, request(), alone(Speculation::MTP));
-        assert_eq!(found, expected, "{place}");
+        assert_eq!(found, expected, "{fixture}, {place}");
         all.note(
             drafts.draft_tokens as usize,
             drafts.accepted_tokens as usize,
@@ -143,9 +165,17 @@ fn a_generation_is_the_same_with_a_head() {
 /// is the same, and of the first it guesses from what is computed.
 #[test]
 fn a_head_guesses_behind_a_shared_prefix_and_goes_when_memory_is_needed() {
-    let [plain, head] = models();
+    FIXTURES
+        .iter()
+        .for_each(|fixture| guesses_and_goes(fixture));
+}
+
+fn guesses_and_goes(fixture: &str) {
+    let [plain, head] = models(fixture);
     let prompt = || (0..130).map(|at| 4 + at * 7 % 59);
     let setting = Setting {
+        // Wide enough for the prompt to fill pages, which are shared whole.
+        elements: "f32",
         prefix_cache: true,
         ..WITH_HEAD
     };
@@ -166,7 +196,7 @@ fn a_head_guesses_behind_a_shared_prefix_and_goes_when_memory_is_needed() {
         let right = counts.accepted_tokens;
         assert!(
             4 * right >= counts.draft_tokens && right >= 8,
-            "turn {turn}: {counts:?}"
+            "{fixture}, turn {turn}: {counts:?}"
         );
     }
     let reused = scheduler.prefix.tree();
@@ -191,7 +221,11 @@ fn a_head_guesses_behind_a_shared_prefix_and_goes_when_memory_is_needed() {
 
 #[test]
 fn a_head_is_planned_for_where_it_is_asked_for_and_the_budget_holds_it() {
-    let (of_head, described) = files("heads/qwen3.5/model.gguf");
+    FIXTURES.iter().for_each(|fixture| is_planned_for(fixture));
+}
+
+fn is_planned_for(fixture: &str) {
+    let (of_head, described) = files(fixture);
     let config = |speculation, budget: Option<u64>| EngineConfig {
         context_tokens: Some(64),
         batch_tokens: 16,
@@ -238,20 +272,20 @@ fn a_head_is_planned_for_where_it_is_asked_for_and_the_budget_holds_it() {
     );
     assert!(matches!(short, EngineError::BudgetTooSmall(_)), "{short}");
 
-    let refused = |config: &EngineConfig, path: &str| {
-        let (files, described) = files(path);
+    let refused = |config: &EngineConfig, fixture: &str| {
+        let (files, described) = files(fixture);
         let refused = config.guessing(&files, described).map(|_| ());
         refused.expect_err("it cannot guess")
     };
-    let none = refused(&mtp, "families/qwen3.5/model.gguf");
+    let none = refused(&mtp, "families/qwen3.5");
     assert!(matches!(none, EngineError::NoHead), "{none}");
-    let [plain, _] = models();
+    let [plain, _] = models(fixture);
     let both = EngineConfig {
         draft: crate::speculation::DraftModel::new(super::speculation::family("qwen3-yarn")).ok(),
         ..mtp
     };
     assert!(plain.program().head().is_none() && both.draft.is_some());
-    let both = refused(&both, "heads/qwen3.5/model.gguf");
+    let both = refused(&both, fixture);
     assert!(matches!(both, EngineError::HeadAndDraft), "{both}");
 }
 
@@ -272,10 +306,14 @@ fn guesses_after(model: &Arc<Model>, prompt: &[u32], pending: u32) -> Vec<u32> {
 /// a text that was read at once.
 #[test]
 fn guesses_are_those_that_the_head_makes_of_all_tokens_before() {
-    let [_, head] = models();
-    let fixture =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/heads/qwen3.5/expected.json");
-    let text = std::fs::read_to_string(fixture).expect("a committed fixture");
+    FIXTURES.iter().for_each(|fixture| guesses_of_all(fixture));
+}
+
+fn guesses_of_all(fixture: &str) {
+    let [_, head] = models(fixture);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    let text = std::fs::read_to_string(folder.join(fixture).join("expected.json"));
+    let text = text.expect("a committed fixture");
     let numbers = |name: &str| -> Vec<u32> {
         let (_, list) = text.split_once(&format!("\"{name}\": [")).expect("a list");
         let numbers = list.split(']').next().expect("its end").split(", ");
