@@ -35,6 +35,7 @@ use std::thread;
 pub use recipe::{Recipe, UnknownRecipe};
 
 use crate::error::{ConfigError, LoadError};
+use crate::families::eagle3;
 use blocks::Unfit;
 use folder::Converted;
 use input::Input;
@@ -81,6 +82,11 @@ pub enum Error {
         /// The family.
         family: &'static str,
     },
+    /// A folder has a head that guesses tokens for a model.
+    #[error(
+        "folders of heads (EAGLE-3) are not converted to GGUF here; use the folder as it is, or quantize a GGUF file that another program has made of it"
+    )]
+    Head,
     /// The file has no tensors, or none of them is a matrix.
     #[error("the file has no weights to quantize; it may be a vocabulary only")]
     NoWeights,
@@ -134,7 +140,16 @@ pub enum Error {
 pub struct Plan {
     header: gguf::Writer,
     tensors: Vec<Item>,
+    /// Lists of whole numbers, which are written as they are: those of tokens that a head guesses.
+    lists: Vec<List>,
     recipe: Recipe,
+}
+
+/// A list to be written.
+#[derive(Debug)]
+struct List {
+    name: String,
+    numbers: Vec<i64>,
 }
 
 /// A tensor to be written.
@@ -154,6 +169,9 @@ impl Plan {
     pub fn new(files: &ModelFiles, recipe: Recipe) -> Result<Self, Error> {
         let metadata = match files.metadata() {
             Metadata::Gguf(metadata) => metadata,
+            metadata @ Metadata::HuggingFace(_) if eagle3::is_head(metadata) => {
+                return Err(Error::Head);
+            }
             Metadata::HuggingFace(folder) => {
                 let Converted {
                     header,
@@ -161,19 +179,19 @@ impl Plan {
                     items,
                 } = folder::convert(folder, files.tensors())?;
                 let model = model(&metadata, &items)?;
-                return Self::of(header, items, &model, recipe);
+                return Self::of(header, (items, Vec::new()), &model, recipe);
             }
         };
         let mut header = gguf::Writer::new();
         header.carry(metadata);
-        let items = items(files.tensors())?;
+        let (items, lists) = items(files.tensors())?;
         let model = model(metadata, &items)?;
-        Self::of(header, items, &model, recipe)
+        Self::of(header, (items, lists), &model, recipe)
     }
 
     fn of(
         mut header: gguf::Writer,
-        mut tensors: Vec<Item>,
+        (mut tensors, lists): (Vec<Item>, Vec<List>),
         model: &recipe::Model,
         recipe: Recipe,
     ) -> Result<Self, Error> {
@@ -197,9 +215,13 @@ impl Plan {
                 source,
             })?;
         }
+        for List { name, numbers } in &lists {
+            header.integers(name, numbers.len());
+        }
         Ok(Self {
             header,
             tensors,
+            lists,
             recipe,
         })
     }
@@ -261,6 +283,10 @@ impl Plan {
                 (Some(error), _) => return Err(error),
                 (None, written) => written.map_err(refused)?,
             }
+        }
+        for List { name, numbers } in &self.lists {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|it| it.to_le_bytes()).collect();
+            body.tensor(name, &bytes).map_err(refused)?;
         }
         let output = body.finish().map_err(refused)?;
         output.finish().map_err(|source| refused(source.into()))?;
@@ -364,18 +390,24 @@ impl Item {
     }
 }
 
-/// All tensors, as they are in the files.
-fn items(tensors: &Tensors) -> Result<Vec<Item>, Error> {
-    let items = tensors.iter().map(|summary| {
-        let tensor = tensors.require(summary.name)?;
-        Ok(Item {
-            name: summary.name.to_owned(),
+/// All tensors, as they are in the files, and lists of whole numbers.
+fn items(tensors: &Tensors) -> Result<(Vec<Item>, Vec<List>), Error> {
+    let (mut items, mut lists) = (Vec::new(), Vec::new());
+    for summary in tensors.iter() {
+        let name = summary.name.to_owned();
+        if let (Ok(Some(numbers)), [_]) = (tensors.integers(&name), summary.shape) {
+            lists.push(List { name, numbers });
+            continue;
+        }
+        let tensor = tensors.require(&name)?;
+        items.push(Item {
+            name,
             shape: summary.shape.to_vec(),
             dtype: tensor.dtype(),
             input: Input::new(tensor),
-        })
-    });
-    items.collect()
+        });
+    }
+    Ok((items, lists))
 }
 
 /// Layer, part and suffix of a tensor's name: `blk.3.attn_v.weight` is `attn_v` of layer 3.

@@ -9,6 +9,7 @@ use lacuna_files::ModelFiles;
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::{ArenaPlan, WeightPlan};
+use lacuna_models::quantize::{Plan, Recipe};
 use lacuna_models::{
     BatchLimits, Description, ForwardError, Loading, LogitRows, Model, Scratch, Segment, describe,
     is_head, with_head,
@@ -314,6 +315,27 @@ fn heads_that_are_not_for_a_model_are_refused() {
         let error = refused(model, copy.path());
         assert!(error.contains(&format!("guesses token {wrong}")), "{error}");
     }
+}
+
+#[test]
+fn a_head_that_is_quantized_guesses_the_same_tokens_and_a_folder_is_refused() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("head.gguf");
+    let head = open("heads/eagle3/head.gguf");
+    let plan = Plan::new(&head, Recipe::F32).expect("a file of matrices, vectors and a list");
+    let threads = std::num::NonZeroUsize::MIN;
+    plan.write_file(&path, threads, &mut ()).expect("room");
+    let written = std::fs::metadata(&path).expect("a file").len();
+    assert_eq!(written, plan.file_len());
+    let again = ModelFiles::open(&path).expect("a GGUF file");
+    let list = |files: &ModelFiles| files.tensors().integers("d2t").expect("whole numbers");
+    assert_eq!(list(&again), list(&head));
+    for (one, other) in head.tensors().iter().zip(again.tensors().iter()) {
+        assert_eq!((one.name, one.shape), (other.name, other.shape));
+    }
+    let folder = Plan::new(&open("heads/eagle3/head"), Recipe::F32);
+    let refused = folder.map(|_| ()).expect_err("a folder").to_string();
+    assert!(refused.contains("heads"), "{refused}");
 }
 
 #[test]

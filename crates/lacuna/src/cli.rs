@@ -331,6 +331,7 @@ impl SamplingArgs {
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
   lacuna run model.gguf -p Hi --budget 512MiB
   lacuna run qwen3-4b.gguf --draft-model qwen3-0.6b.gguf
+  lacuna run llama-3.1-8b.gguf --draft-model llama-3.1-8b-eagle3.gguf
   lacuna run model.gguf --session notes       goes on where `notes` ended, also days later
   echo \"Once upon\" | lacuna run model.gguf --raw -n 100")]
 pub(crate) struct RunArgs {

@@ -304,12 +304,56 @@ fn a_plan_says_what_is_streamed_as_contexts_fill() {
 
 #[test]
 fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
-    let with_head = root().join("reference/heads/qwen3.5/hf");
-    let with_head = with_head.to_str().expect("a path in UTF-8");
+    let path = |name: &str| root().join("reference/heads").join(name);
+    let path = |name: &str| path(name).to_str().expect("a path in UTF-8").to_owned();
+    let own = path("qwen3.5/hf");
+    a_head_changes_no_text(&own, &[]);
+    let of_head = number(
+        &json(&lacuna(&["inspect", &own, "--json"])),
+        "/head_weight_bytes",
+    );
+    assert!(of_head > 0);
+    let plan = |options: &[&str]| {
+        let args = ["plan", &own, "--ctx", "128", "--json"];
+        json(&lacuna(&[&args[..], options].concat()))
+    };
+    let planned = plan(&["--speculate", "mtp"]);
+    assert_eq!(number(&planned, "/head/weight_bytes"), of_head);
+    assert_eq!(plan(&[]).get("head"), None);
+
+    let (model, head) = (path("eagle3/model.gguf"), path("eagle3/head"));
+    a_head_changes_no_text(&model, &["--draft-model", &head]);
+    let named = |options: &[&'static str]| {
+        let args = ["run", &model, "-p", "A", "--draft-model", &head];
+        [&args[..], options].concat().join("\n")
+    };
+    let refuses = |args: &str, status, words: &[&str]| {
+        refuses(&args.split('\n').collect::<Vec<_>>(), status, words);
+    };
+    refuses(
+        &named(&["--speculate", "off"]),
+        2,
+        &["--draft-model", "mtp"],
+    );
+    refuses(
+        &format!("run\n{head}\n-p\nA"),
+        1,
+        &["no model", "--draft-model"],
+    );
+    refuses(
+        &format!("run\ndemo\n-p\nA\n--draft-model\n{head}"),
+        1,
+        &["rows of 16"],
+    );
+}
+
+/// A run with guesses of a head, of the model's files or of those that `options` name, has the text of one without, and the
+/// memory of its plan.
+fn a_head_changes_no_text(model: &str, options: &[&str]) {
     let run = |options: &[&str]| {
         let args = [
             "run",
-            with_head,
+            model,
             "--raw",
             "-p",
             "ABCABCABCABC",
@@ -328,12 +372,12 @@ fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
     let part = |report: &Value, name: &str| number(report, &format!("/memory/budget/{name}"));
     let plain = run(&["--speculate", "off"]);
     for speculate in ["mtp", "mtp:2", "auto"] {
-        let guessed = run(&["--speculate", speculate]);
+        let guessed = run(&[options, &["--speculate", speculate]].concat());
         assert_eq!(guessed["tokens"], plain["tokens"], "{speculate}");
         assert!(number(&guessed, "/speculation/draft_tokens") > 0);
         let plan = [
             "plan",
-            with_head,
+            model,
             "--json",
             "--budget",
             "100MiB",
@@ -342,20 +386,19 @@ fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
             "--speculate",
             speculate,
         ];
-        let plan = json(&lacuna(&plan));
+        let plan = json(&lacuna(&[&plan[..], options].concat()));
         for name in ["activation_bytes", "read_weight_bytes"] {
             let planned = number(&plan, &format!("/budget/parts/{name}"));
             assert_eq!(planned, part(&guessed, name), "{speculate}: {name}");
             assert!(planned >= part(&plain, name), "{speculate}: {name}");
         }
-        let inspected = json(&lacuna(&["inspect", with_head, "--json"]));
-        let of_head = number(&inspected, "/head_weight_bytes");
-        assert!(0 < of_head && of_head < number(&inspected, "/weight_bytes"));
-        assert_eq!(number(&plan, "/head/weight_bytes"), of_head);
+        assert!(number(&plan, "/head/weight_bytes") > 0);
         assert!(number(&plan, "/head/kv_bytes_per_token") > 0);
     }
-    let without = json(&lacuna(&["plan", with_head, "--ctx", "128", "--json"]));
-    assert_eq!(without.get("head"), None);
+}
+
+#[test]
+fn a_head_that_is_not_there_is_asked_for_in_vain() {
     for command in ["run", "plan"] {
         let mut args = vec![command, "demo", "--speculate", "mtp"];
         args.extend(

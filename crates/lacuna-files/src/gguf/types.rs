@@ -38,7 +38,7 @@ impl ElementType {
             24 => foreign("i8", 1, 1),
             25 => foreign("i16", 1, 2),
             26 => foreign("i32", 1, 4),
-            27 => foreign("i64", 1, 8),
+            I64 => foreign("i64", 1, 8),
             28 => foreign("f64", 1, 8),
             29 => foreign("iq1_m", 256, 56),
             40 => foreign("nvfp4", 64, 36),
@@ -67,6 +67,9 @@ impl ElementType {
         }
     }
 }
+
+/// GGUF's number for whole numbers of 64 bits.
+pub(super) const I64: u32 = 27;
 
 /// GGUF's number for an element type.
 pub(super) const fn element_id(dtype: DType) -> u32 {

@@ -18,7 +18,7 @@
 
 use std::io::{self, Write};
 
-use super::types::{ValueType, element_id};
+use super::types::{I64, ValueType, element_id};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, Metadata};
 use lacuna_kernels::DType;
 
@@ -79,7 +79,8 @@ pub struct Writer {
 #[derive(Clone, Debug)]
 struct Declared {
     name: String,
-    dtype: DType,
+    /// GGUF's number for the element type.
+    element: u32,
     shape: Vec<usize>,
     bytes: u64,
 }
@@ -174,12 +175,23 @@ impl Writer {
         };
         let declared = Declared {
             name: name.to_owned(),
-            dtype,
+            element: element_id(dtype),
             shape: shape.to_vec(),
             bytes: bytes as u64,
         };
         self.tensors.push(declared);
         Ok(self)
+    }
+
+    /// Declares the next tensor to be a list of so many whole numbers of 64 bits, in the order of bytes of GGUF files.
+    pub fn integers(&mut self, name: &str, count: usize) -> &mut Self {
+        self.tensors.push(Declared {
+            name: name.to_owned(),
+            element: I64,
+            shape: vec![count],
+            bytes: (count * size_of::<i64>()) as u64,
+        });
+        self
     }
 
     /// Bytes of the whole file once written.
@@ -237,7 +249,7 @@ fn encode_tensor(tensor: &Declared, offset: u64, out: &mut Vec<u8>) {
     for &dim in tensor.shape.iter().rev() {
         out.extend((dim as u64).to_le_bytes());
     }
-    out.extend(element_id(tensor.dtype).to_le_bytes());
+    out.extend(tensor.element.to_le_bytes());
     out.extend(offset.to_le_bytes());
 }
 
