@@ -163,6 +163,11 @@ pub(crate) trait ModelRunner: Send {
         None
     }
 
+    /// Whether it is a head that keeps no rows: it reads those of the sequences that it guesses for.
+    fn borrows_rows(&self) -> bool {
+        false
+    }
+
     /// The token that a logit is of, by its place in a row.
     fn token_at(&self, place: u32) -> u32 {
         place

@@ -276,6 +276,7 @@ impl Session {
             tokens: &self.tokens,
             draft: &self.draft,
             speculator,
+            sequence: &mut self.sequence,
             most,
         })
     }

@@ -41,7 +41,7 @@ pub enum ConfigError {
     },
     /// A head where a model was asked for.
     #[error(
-        "this is a head that guesses tokens for a model (EAGLE-3) and no model; name the model, and this with --draft-model"
+        "this is a head that guesses tokens for a model, and no model itself; name the model, and this with --draft-model"
     )]
     LoneHead,
     /// A size is zero or beyond anything that can be run.
@@ -240,6 +240,9 @@ pub enum LoadError {
         /// The family, as GGUF spells it.
         family: &'static str,
     },
+    /// Files that are of no head.
+    #[error("these files are of no head that guesses tokens for a model")]
+    NoHead,
     /// A head whose files have two tensors for one part.
     #[error(
         "the head has tensor `{name}` twice; its files are damaged, or it is none for this model"
@@ -479,6 +482,18 @@ pub enum ForwardError {
         "weights that the head shares with the model are read for each pass; guess when they are in memory, which a larger budget allows"
     )]
     HeadWeights,
+    /// Not one token behind rows of the model, for a head that reads those and keeps none.
+    #[error(
+        "a head over the model's rows reads one token behind them; it was given {tokens} behind {rows} rows and {prepared} prepared ones"
+    )]
+    BorrowedRows {
+        /// Tokens that it was to read.
+        tokens: usize,
+        /// Rows of the sequence.
+        rows: usize,
+        /// Rows that are prepared and not accepted.
+        prepared: usize,
+    },
     /// Features that are not those of the tokens.
     #[error("{elements} elements of features for {tokens} tokens; give a row for each")]
     FeatureCount {

@@ -6,14 +6,14 @@ use lacuna_kernels::Cpu;
 
 use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
 use crate::executor::{self, Batch, Pass, Segment, Texts};
-use crate::families::{Description, eagle3};
+use crate::families::{Description, heads};
 use crate::layers::HEAD_PROJECTION;
 use crate::plan::{Residency, WeightPlan};
 use crate::program::{Program, TensorName};
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
-use crate::spec::{ImageInput, ImageTokenBounds, ModelSpec};
+use crate::spec::{HeadSpec, ImageInput, ImageTokenBounds, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
 use crate::weights::{
     Beside, ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in,
@@ -113,7 +113,7 @@ impl Model {
         )?;
         let head_tokens = match (files.head_metadata(), &description.spec.head) {
             (Some(metadata), Some(_)) => {
-                eagle3::tokens(metadata, files.tensors(), &description.spec)?
+                heads::tokens(metadata, files.tensors(), &description.spec)?
             }
             _ => None,
         };
@@ -244,7 +244,8 @@ impl Model {
         Ok(self.outputs(&self.program, scratch, (rows, vocabulary), tokens))
     }
 
-    /// Runs `segments` through the head that guesses tokens, whose rows their sequences keep ([`ModelSpec::of_head`]): the
+    /// Runs `segments` through the head that guesses tokens, whose rows their sequences keep ([`ModelSpec::of_head`]), or over
+    /// the model's sequences, where it keeps none ([`Model::borrows_rows`]): the
     /// logits after a token are of the one that comes next, [`ModelSpec::head_outputs`] of them ([`Model::head_token`]).
     /// `features`, `[tokens, hidden]`, are those of the token before each,
     /// as [`Model::forward_with_features`] left them, or, where that was guessed, this function.
@@ -262,7 +263,11 @@ impl Model {
         let Some(program) = self.program.head() else {
             return Err(ForwardError::NoHead);
         };
-        let size = executor::check(segments, scratch.limits(), &self.spec)?;
+        let limits = scratch.limits();
+        let size = match self.borrows_rows() {
+            true => executor::check_borrowed(segments, limits, self.spec.vocabulary)?,
+            false => executor::check(segments, limits, &self.spec)?,
+        };
         if features.len() != size.tokens * self.spec.hidden {
             return Err(ForwardError::FeatureCount {
                 elements: features.len(),
@@ -289,6 +294,14 @@ impl Model {
         self.run_program(pass, program)?;
         let rows = (size.logit_rows, self.spec.head_outputs());
         Ok(self.outputs(program, scratch, rows, size.logit_rows))
+    }
+
+    /// Whether its head reads rows that the model keeps, and keeps none itself ([`HeadSpec::borrows_rows`]).
+    ///
+    /// [`HeadSpec::borrows_rows`]: crate::spec::HeadSpec::borrows_rows
+    #[must_use]
+    pub fn borrows_rows(&self) -> bool {
+        self.spec.head.as_ref().is_some_and(HeadSpec::borrows_rows)
     }
 
     /// The token that an output of the head is of.
@@ -605,7 +618,7 @@ pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
 /// Whether files are of a head that guesses tokens for a model (EAGLE-3), which [`with_head`] puts beside it.
 #[must_use]
 pub fn is_head(files: &ModelFiles) -> bool {
-    eagle3::is_head(files.metadata())
+    heads::is_head(files.metadata())
 }
 
 /// The files of a model with those of a head beside them: what is made of them has the head
@@ -614,7 +627,7 @@ pub fn is_head(files: &ModelFiles) -> bool {
 /// # Errors
 /// [`LoadError::HeadTwice`].
 pub fn with_head(files: ModelFiles, head: &ModelFiles) -> Result<ModelFiles, LoadError> {
-    eagle3::beside(files, head)
+    heads::beside(files, head)
 }
 
 fn description(files: &ModelFiles) -> Result<Description, LoadError> {
@@ -631,7 +644,7 @@ fn description(files: &ModelFiles) -> Result<Description, LoadError> {
         Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
     };
     if let Some(metadata) = files.head_metadata() {
-        description.head = Some(eagle3::describe(metadata, tensors, &description.spec)?);
+        description.head = Some(heads::describe(metadata, tensors, &description.spec)?);
         description.clone().with_head().spec.validate()?;
         return Ok(description);
     }

@@ -35,7 +35,7 @@ use std::thread;
 pub use recipe::{Recipe, UnknownRecipe};
 
 use crate::error::{ConfigError, LoadError};
-use crate::families::eagle3;
+use crate::families::heads;
 use blocks::Unfit;
 use folder::Converted;
 use input::Input;
@@ -169,7 +169,7 @@ impl Plan {
     pub fn new(files: &ModelFiles, recipe: Recipe) -> Result<Self, Error> {
         let metadata = match files.metadata() {
             Metadata::Gguf(metadata) => metadata,
-            metadata @ Metadata::HuggingFace(_) if eagle3::is_head(metadata) => {
+            metadata @ Metadata::HuggingFace(_) if heads::is_head(metadata) => {
                 return Err(Error::Head);
             }
             Metadata::HuggingFace(folder) => {

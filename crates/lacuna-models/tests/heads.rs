@@ -245,7 +245,7 @@ fn a_model_computes_the_same_with_its_head_and_without() {
         // What an EAGLE-3 head reads is made of every token.
         let fused = head.files().tensors().iter();
         let fused =
-            fused.filter(|it| it.name.starts_with("eagle3.fc") || it.name.contains("input_norm"));
+            fused.filter(|it| it.name.starts_with("head.fc") || it.name.contains("input_norm"));
         let fused: usize = fused.map(|it| it.bytes).sum();
         assert_eq!(
             head.active_weight_bytes(),
@@ -336,6 +336,123 @@ fn a_head_that_is_quantized_guesses_the_same_tokens_and_a_folder_is_refused() {
     let folder = Plan::new(&open("heads/eagle3/head"), Recipe::F32);
     let refused = folder.map(|_| ()).expect_err("a folder").to_string();
     assert!(refused.contains("heads"), "{refused}");
+}
+
+/// An assistant reads the model's rows of the tokens before, as many as there are, and keeps none.
+#[test]
+fn assistants_match_the_reference_over_the_rows_of_their_model() {
+    for folder in ["gemma4-assistant", "gemma4-assistant-dense"] {
+        for (model, head) in [
+            ("hf", "head"),
+            ("hf", "head.gguf"),
+            ("model.gguf", "head"),
+            ("model.gguf", "head.gguf"),
+        ] {
+            let [model, head] = [model, head].map(|file| format!("heads/{folder}/{file}"));
+            guesses_over_rows(folder, &model, &head);
+        }
+    }
+}
+
+fn guesses_over_rows(name: &str, model: &str, head: &str) {
+    let text = std::fs::read(folder().join(format!("heads/{name}/expected.json")));
+    let expected: Expected =
+        serde_json::from_slice(&text.expect("a committed fixture")).expect("valid JSON");
+    let reference = runner::floats(&format!("heads/{name}/logits.f32"));
+    let files = with_head(open(model), &open(head)).expect("one tensor of a name");
+    let (files, description) = described(files);
+    let model = Model::load_described(files, description.with_head(), Loading::mapped(&mut ()));
+    let mut runner = Runner::of(
+        model.expect("a model"),
+        KvPolicy::default(),
+        ElementType::F32,
+        2,
+        64,
+    );
+    let of_rows = KvElements::both(ElementType::F32);
+    let of_rows = runner.model.spec().head_kv_geometry(of_rows);
+    assert!(runner.model.borrows_rows() && of_rows.expect("no rows").is_none());
+    let program = runner.model.program().head().expect("a head");
+    let limits = BatchLimits {
+        tokens: 4,
+        logit_rows: 4,
+        context_tokens: 64,
+    };
+    let plan = ArenaPlan::new(program, limits).expect("small");
+    let mut scratch = Scratch::new(program, plan).expect("a few kilobytes");
+    let mut sequence = runner.sequence();
+    let hidden = runner.model.spec().hidden;
+    let (mut logits, mut features, mut last) = (Vec::new(), Vec::new(), Vec::new());
+    for &token in &expected.tokens {
+        if !features.is_empty() {
+            last.clone_from(&features);
+            let segment = Segment {
+                tokens: &[token],
+                sequence: &mut sequence,
+                logits: LogitRows::All,
+                images: &[],
+            };
+            let outputs = runner
+                .model
+                .guess(&runner.cpu, &mut [segment], &features, &mut scratch);
+            logits.extend_from_slice(outputs.expect("a token behind rows").logits);
+        }
+        if logits.len() == reference.len() {
+            break;
+        }
+        sequence.prepare(1).expect("room");
+        let segment = Segment {
+            tokens: &[token],
+            sequence: &mut sequence,
+            logits: LogitRows::None,
+            images: &[],
+        };
+        let Runner {
+            model,
+            cpu,
+            scratch,
+            ..
+        } = &mut runner;
+        let outputs = model.forward_with_features(cpu, &mut [segment], scratch);
+        features = outputs.expect("a valid token").features.to_vec();
+        sequence.accept(1);
+    }
+    let error = relative_error(&logits, &reference);
+    println!("{name}, {head}: relative error {error:.2e}");
+    assert!(error <= BOUND, "{name}, {head}: {error:e}");
+    let mut guesses = Vec::new();
+    let mut token = *expected.tokens.last().expect("tokens");
+    while guesses.len() < expected.guesses.len() {
+        let segment = Segment {
+            tokens: &[token],
+            sequence: &mut sequence,
+            logits: LogitRows::Last,
+            images: &[],
+        };
+        let outputs = runner
+            .model
+            .guess(&runner.cpu, &mut [segment], &last, &mut scratch);
+        let outputs = outputs.expect("a token behind rows");
+        token = likeliest(outputs.logits);
+        guesses.push(token);
+        last = outputs.features[..hidden].to_vec();
+    }
+    assert_eq!(guesses, expected.guesses, "{name}, {head}");
+    sequence.prepare(1).expect("room");
+    let segment = Segment {
+        tokens: &[5],
+        sequence: &mut sequence,
+        logits: LogitRows::Last,
+        images: &[],
+    };
+    let refused = runner
+        .model
+        .guess(&runner.cpu, &mut [segment], &last, &mut scratch);
+    let refused = refused.map(|_| ()).expect_err("something is prepared");
+    assert!(
+        matches!(refused, ForwardError::BorrowedRows { prepared: 1, .. }),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -124,6 +124,7 @@ impl Scheduler {
                     tokens: &session.choice.tokens,
                     draft: &session.draft,
                     speculator,
+                    sequence: &mut session.sequence,
                     most: rooms[place],
                 });
             }

@@ -16,6 +16,9 @@
 //! just computed: of a prompt the last ones, and nothing of what came from a shared prefix, a file or the swap file. Rows of
 //! guesses that were right are made anew, from the model's features instead of the head's own.
 //!
+//! An assistant reads nothing and keeps no rows: it guesses over the rows that the sequence itself has, which are there whatever they
+//! came from, from the features of the last token.
+//!
 //! What is guessed is the draft's likeliest token, however the model draws its own: of all that could be guessed that one is
 //! right most often.
 
@@ -127,6 +130,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) draft: &'a Draft,
     pub(crate) speculator: &'a mut Speculator,
+    /// Its rows, which a head may read that keeps none. Nothing of them is prepared.
+    pub(crate) sequence: &'a mut Sequence,
     /// Guesses that it has room for: one at least.
     pub(crate) most: usize,
 }
@@ -158,6 +163,8 @@ pub(crate) struct Drafter {
 struct Run<'a, 'b> {
     wish: &'a mut Wish<'b>,
     state: MutexGuard<'b, State>,
+    /// Whether it is guessed for over its own rows.
+    borrows: bool,
     /// Tokens, and how sure the draft model is of each.
     guesses: Vec<(u32, f64)>,
     /// The last of them, and what a head has made of the token before it.
@@ -383,6 +390,23 @@ impl Drafter {
             first = first.max(readable.start);
         }
         let draft = wish.draft;
+        if self.runner.borrows_rows() {
+            let last = tokens.len() - 1;
+            // Rows and features are those of all tokens before the pending one.
+            let there = last > 0 && wish.sequence.len() == last && wish.sequence.prepared() == 0;
+            let features = wish.speculator.features_before(last..last + 1).to_vec();
+            return there.then(|| Run {
+                state: draft.lock(),
+                borrows: true,
+                guesses: Vec::new(),
+                last: [tokens[last]],
+                features,
+                together: 1.0,
+                reads: 0,
+                goes_on: true,
+                wish,
+            });
+        }
         let mut state = draft.lock();
         let settled = match &mut *state {
             State::GivenUp => return None,
@@ -433,6 +457,7 @@ impl Drafter {
         Some(Run {
             wish,
             state,
+            borrows: false,
             guesses: Vec::new(),
             last: [0],
             features: Vec::new(),
@@ -699,6 +724,14 @@ impl Run<'_, '_> {
     }
 
     fn segment(&mut self) -> Option<Segment<'_>> {
+        if self.borrows {
+            return self.goes_on.then_some(Segment {
+                tokens: &self.last,
+                sequence: self.wish.sequence,
+                logits: LogitRows::Last,
+                images: &[],
+            });
+        }
         let State::Reading(rows) = &mut *self.state else {
             return None;
         };

@@ -51,9 +51,12 @@ pub(crate) fn drafter(
     cache: &KvCache,
     cpu: &Arc<Cpu>,
 ) -> Result<Option<Drafter>, EngineError> {
-    let (Some(spec), Some(program)) = (model.spec().of_head(), model.program().head()) else {
+    let Some(program) = model.program().head() else {
         return Ok(None);
     };
+    // One that keeps no rows has no sequences of its own either.
+    let of_rows = model.spec().of_head().filter(|_| !model.borrows_rows());
+    let of_rows = of_rows.as_ref().unwrap_or(model.spec());
     let plan = arena(model.spec(), config)?;
     let runner = Runner {
         is_head: true,
@@ -61,7 +64,7 @@ pub(crate) fn drafter(
         scratch: Scratch::new(program, plan)?,
         cache: KvCache::over(
             cache.pool().clone(),
-            geometry(config, &spec)?,
+            geometry(config, of_rows)?,
             policy(cache.policy()),
         )?,
         model: Arc::clone(model),

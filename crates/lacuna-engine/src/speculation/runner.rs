@@ -55,6 +55,10 @@ impl ModelRunner for Runner {
         self.is_head.then(|| self.model.spec().hidden)
     }
 
+    fn borrows_rows(&self) -> bool {
+        self.is_head && self.model.borrows_rows()
+    }
+
     fn token_at(&self, place: u32) -> u32 {
         match self.is_head {
             true => self.model.head_token(place),

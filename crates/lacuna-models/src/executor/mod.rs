@@ -220,6 +220,38 @@ pub(crate) fn check(
     Ok(size)
 }
 
+/// The same of a head that keeps no rows: of each sequence one token is read, behind rows that are there, and nothing is
+/// prepared.
+///
+/// # Errors
+/// As [`check`], and [`ForwardError::BorrowedRows`].
+pub(crate) fn check_borrowed(
+    segments: &[Segment<'_>],
+    limits: BatchLimits,
+    vocabulary: usize,
+) -> Result<BatchSize, ForwardError> {
+    let size = BatchSize {
+        tokens: segments.iter().map(|segment| segment.tokens.len()).sum(),
+        logit_rows: segments.iter().map(Segment::logit_rows).sum(),
+    };
+    size.check(limits)?;
+    for Segment {
+        tokens, sequence, ..
+    } in segments
+    {
+        let (rows, prepared) = (sequence.len(), sequence.prepared());
+        if tokens.len() != 1 || rows == 0 || prepared != 0 {
+            return Err(ForwardError::BorrowedRows {
+                tokens: tokens.len(),
+                rows,
+                prepared,
+            });
+        }
+        check_tokens(tokens, vocabulary)?;
+    }
+    Ok(size)
+}
+
 /// Whether what stands for images in a segment does, and the rest are tokens.
 fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardError> {
     if spec.images.is_none() && !segment.images.is_empty() {

@@ -66,6 +66,15 @@ const SHAPES: &[Shape] = &[Shape {
     ],
 }];
 
+/// Its layers without what differs from one to the next beside their windows.
+pub(super) fn layers_alike(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    windows(&mut spec, facts, 6)?;
+    gemma(&mut spec, facts)?;
+    heads(&mut spec, facts)?;
+    Ok(spec)
+}
+
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 6)?;

@@ -67,7 +67,7 @@ pub(super) fn give_head(spec: &mut ModelSpec) {
         let mut layers = spec.layers.iter().rev();
         let layer = layers.find(|layer| layer.attention.is_some()).cloned();
         spec.head = layer.map(|layer| HeadSpec {
-            layer,
+            layers: vec![layer],
             kind: HeadKind::Mtp,
         });
     }

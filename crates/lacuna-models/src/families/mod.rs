@@ -5,10 +5,10 @@
 //! one here and a fixture under `reference/`.
 
 mod decoder;
-pub(crate) mod eagle3;
 mod encoder;
 mod experts;
 mod facts;
+pub(crate) mod heads;
 mod idefics3;
 mod names;
 mod pixtral;
@@ -138,8 +138,8 @@ impl Description {
     /// Whether a tensor of this name is of layers ahead, the head's among them, and computed with.
     pub(crate) fn is_ahead(&self, name: &str) -> Option<bool> {
         let head = self.spec.head.as_ref().map(|head| &head.kind);
-        if name.starts_with(eagle3::PREFIX) {
-            return Some(matches!(head, Some(HeadKind::Eagle3(_))));
+        if name.starts_with(heads::PREFIX) {
+            return Some(head.is_some_and(|kind| *kind != HeadKind::Mtp));
         }
         let of_head = |rest: &str| {
             // Copies of tensors that the model has itself.

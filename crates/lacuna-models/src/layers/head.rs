@@ -13,6 +13,12 @@
 //! hidden   = features + attention(x)         then as in any layer
 //! logits   = W_output norm(hidden)           the token after j, among those that it can guess
 //! features = hidden                          behind a guess
+//!
+//! assistant (Gemma 4)
+//! hidden   = W_pre [embedding of token j; features of token j - 1]
+//! hidden   = layers(hidden)                  attention over rows of the model, of the tokens before j
+//! logits   = W_output norm(hidden)           the token after j
+//! features = W_post norm(hidden)             behind a guess, for which j stays as it is
 //! ```
 //!
 //! Features of tokens that are there are the model's; behind a guess they are the head's own. The embedding table and the output
@@ -21,9 +27,9 @@
 use lacuna_kernels::HeadRows;
 
 use super::{Stream, embedding, norm_rows, rotations};
-use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot};
+use crate::program::{Bias, Builder, Factor, Lookup, Op, Rows, Slot};
 use crate::spec::{
-    Eagle3, HeadKind, HeadResidual, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, TapNorm,
+    Assistant, Eagle3, HeadKind, HeadResidual, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, TapNorm,
 };
 
 /// The matrix that files of a model with a head of its own have.
@@ -48,9 +54,13 @@ pub(crate) fn emit_head(
     output: LogitsSpec,
     program: &mut Builder,
 ) -> [Slot; 2] {
-    match &head.kind {
-        HeadKind::Mtp => emit_mtp(spec, &head.layer, output, program),
-        HeadKind::Eagle3(eagle) => emit_eagle3(spec, (&head.layer, eagle), output, program),
+    match (&head.kind, head.layers.as_slice()) {
+        (HeadKind::Mtp, [layer, ..]) => emit_mtp(spec, layer, output, program),
+        (HeadKind::Eagle3(eagle), [layer, ..]) => {
+            emit_eagle3(spec, (layer, eagle), output, program)
+        }
+        (HeadKind::Assistant(own), layers) => emit_assistant(spec, (layers, own), output, program),
+        (_, []) => unreachable!("a head has layers"),
     }
 }
 
@@ -214,6 +224,88 @@ fn emit_eagle3(
             stream.output(rows, output, program)
         }
     };
+    program.enter(None);
+    stream.leave(&[logits, features], program);
+    [logits, features]
+}
+
+fn emit_assistant(
+    model: &ModelSpec,
+    (layers, own): (&[LayerSpec], &Assistant),
+    output: LogitsSpec,
+    program: &mut Builder,
+) -> [Slot; 2] {
+    let Some(spec) = model.of_head() else {
+        unreachable!("it has the head that is emitted")
+    };
+    let (spec, width, first) = (&spec, model.hidden, model.layers.len());
+    program.step("embed");
+    let embedded = program.values("embedded", Rows::Tokens, width);
+    let table = embedding(model, program);
+    program.push(Op::Embed {
+        table,
+        of: Lookup::Tokens,
+        output: embedded,
+    });
+    if let Some(factor) = model.embedding_scale {
+        program.push(Op::Scale {
+            values: embedded,
+            rows: Rows::Tokens,
+            width,
+            factor: Factor::Fixed(factor),
+        });
+    }
+    let given = program.values("given-features", Rows::Tokens, width);
+    program.push(Op::TakeFeatures {
+        output: given,
+        width,
+    });
+    let stream = Stream {
+        spec,
+        hidden: program.values("hidden", Rows::Tokens, own.hidden),
+        rotations: rotations(spec, model.head_rope(), program),
+    };
+    program.enter(Some(first));
+    program.step("join");
+    let joined = program.values("joined", Rows::Tokens, 2 * width);
+    let rows = HeadRows::by_token(width, 0);
+    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
+    program.columns((embedded, rows), (joined, halves[0]), 1, width);
+    program.columns_beside((given, rows), (joined, halves[1]), 1, width);
+    let matrix = program.matrix("pre_projection", own.hidden, 2 * width, Bias::IfPresent);
+    let outputs = vec![(matrix, stream.hidden)];
+    program.product(joined, "joined-blocks", Rows::Tokens, 2 * width, outputs);
+    for (index, layer) in layers.iter().enumerate() {
+        program.enter(Some(first + index));
+        let rows_of = layer.attention.as_ref().and_then(|it| it.shares);
+        let Some(rows_of) = rows_of else {
+            unreachable!("an assistant reads rows of the model")
+        };
+        stream.layer(rows_of, layer, None, program);
+    }
+    program.enter(Some(first));
+    program.step("choose");
+    let chosen = stream.choose(stream.hidden, program);
+    program.step("features");
+    let weight = program.vector("output_norm", own.hidden);
+    stream.norm(weight, chosen, chosen, Rows::Logits, program);
+    let features = program.values("features", Rows::Logits, width);
+    let matrix = program.matrix("post_projection", width, own.hidden, Bias::IfPresent);
+    program.product(
+        chosen,
+        "chosen-blocks",
+        Rows::Logits,
+        own.hidden,
+        vec![(matrix, features)],
+    );
+    program.step("logits");
+    let matrix = program.matrix("token_embd", spec.vocabulary, own.hidden, Bias::IfPresent);
+    let plain = LogitsSpec {
+        scale: None,
+        soft_cap: None,
+        ..output
+    };
+    let logits = stream.output_of(matrix, spec.vocabulary, chosen, plain, program);
     program.enter(None);
     stream.leave(&[logits, features], program);
     [logits, features]

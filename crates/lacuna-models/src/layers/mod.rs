@@ -285,7 +285,9 @@ impl Stream<'_> {
     fn logits(&self, output: LogitsSpec, program: &mut Builder) -> (Slot, Option<Slot>) {
         let spec = self.spec;
         match spec.head.as_ref().map(|head| &head.kind) {
-            Some(HeadKind::Mtp) => return self.logits_of_features(output, program),
+            Some(HeadKind::Mtp | HeadKind::Assistant(_)) => {
+                return self.logits_of_features(output, program);
+            }
             Some(HeadKind::Eagle3(eagle)) => {
                 let features = self.features_of_taps(eagle, program);
                 return (

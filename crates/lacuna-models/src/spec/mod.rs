@@ -28,7 +28,7 @@ use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec,
 use crate::error::ConfigError;
 
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
-pub use head::{Eagle3, HeadKind, HeadResidual, HeadSpec, TapNorm};
+pub use head::{Assistant, Eagle3, HeadKind, HeadResidual, HeadSpec, TapNorm};
 pub use image::{
     Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
     ImageTokenBounds, ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap,
@@ -577,7 +577,7 @@ impl ModelSpec {
 
     /// The layer that files have under this number: that of the head comes after all others.
     pub(crate) fn layer(&self, number: usize) -> Option<&LayerSpec> {
-        let head = self.head.iter().map(|head| &head.layer);
+        let head = self.head.iter().flat_map(|head| &head.layers);
         self.layers.iter().chain(head).nth(number)
     }
 

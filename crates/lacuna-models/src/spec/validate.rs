@@ -244,7 +244,11 @@ impl ModelSpec {
     }
 
     /// Whether rows that `layer` reads of an earlier one are such as it would have itself.
-    fn validate_shared(&self, index: usize, layer: &LayerSpec) -> Result<(), ConfigError> {
+    pub(super) fn validate_shared(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+    ) -> Result<(), ConfigError> {
         let sharing = layer
             .attention
             .as_ref()

@@ -203,8 +203,7 @@ impl Weights {
             let weights = weights.collect::<Result<Vec<_>, _>>()?;
             let spec = &description.spec;
             let ropes = spec.ropes.iter().map(|rope| (rope, None));
-            let eagle = spec.head.as_ref().and_then(HeadSpec::eagle3);
-            let of_head = eagle.iter().flat_map(|eagle| &eagle.ropes);
+            let of_head = spec.head.iter().flat_map(HeadSpec::ropes);
             let of_head = of_head.map(|rope| (rope, Some(spec.layers.len())));
             let rotations = ropes.chain(of_head);
             let rotations = rotations.map(|rope| Rotation::load(rope, &mut source));

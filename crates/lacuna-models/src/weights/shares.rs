@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::source::is_outside;
-use crate::families::{Description, eagle3};
+use crate::families::{Description, heads};
 use crate::plan::WeightPlan;
 use crate::program::{ExpertsSpec, MatrixId, Op, Program, TensorName, TensorSpec};
 
@@ -16,7 +16,7 @@ pub(crate) fn active_bytes(description: &Description, weights: &WeightPlan) -> u
     let shares = shares(description);
     let bytes = weights.tensors.iter().map(|tensor| {
         let is_read = match description.is_ahead(&tensor.name) {
-            Some(is_used) => is_used && eagle3::is_read_always(&tensor.name),
+            Some(is_used) => is_used && heads::is_read_always(&tensor.name),
             None => !is_outside(&tensor.name),
         };
         if !is_read {

@@ -7,7 +7,7 @@ use lacuna_kernels::{DType, Matrix};
 use super::Linear;
 use super::fetch::Fetch;
 use crate::error::LoadError;
-use crate::families::{Description, FUSED, Family, Spelling, eagle3};
+use crate::families::{Description, FUSED, Family, Spelling, heads};
 use crate::layers::{PATCHES, PROJECTION};
 use crate::program::{
     Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
@@ -150,9 +150,9 @@ fn of_head(
 ) -> Option<String> {
     let naming = &description.family.naming;
     let number = description.spec.layers.len();
-    let eagle = description.spec.head.as_ref().and_then(HeadSpec::eagle3);
-    if eagle.is_some() && name.layer == Some(number) {
-        return Some(eagle3::full(name, suffix));
+    let head = description.spec.head.as_ref();
+    if head.is_some_and(HeadSpec::is_beside) && name.layer >= Some(number) {
+        return Some(heads::full(name, number, suffix));
     }
     let (Some(head), Spelling::HuggingFace) = (naming.head, description.spelling) else {
         return None;
@@ -546,7 +546,7 @@ impl<'a> Source<'a> {
                 // Norms of states are stored whole.
                 let is_norm = name.part.ends_with("norm") && !name.part.starts_with("ssm");
                 // A head's are as its own family has them.
-                let is_norm = is_norm && !self.full(name, suffix).starts_with(eagle3::PREFIX);
+                let is_norm = is_norm && !self.full(name, suffix).starts_with(heads::PREFIX);
                 if huggingface && offset != 0.0 && is_norm {
                     values.iter_mut().for_each(|value| *value += offset);
                 }
@@ -772,7 +772,7 @@ impl<'a> Source<'a> {
             };
             self.prefix.apply(name)
         });
-        names.chain([eagle3::PREFIX.to_owned()]).collect()
+        names.chain([heads::PREFIX.to_owned()]).collect()
     }
 
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.

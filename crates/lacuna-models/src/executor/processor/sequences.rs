@@ -131,7 +131,8 @@ impl Sequences for InLayer<'_, '_> {
                 k,
                 v,
                 first_position: sequence.len(),
-                ahead: false,
+                // Of a head that keeps no rows the token's own is not there: it sees those that are.
+                ahead: sequence.prepared() == 0,
             },
             Some(run) => {
                 let end = sequence.len() + run.tokens.end;

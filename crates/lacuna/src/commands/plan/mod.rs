@@ -110,16 +110,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let report = Report {
         images: eyes.transpose()?,
         draft: draft.as_ref().map(|plan| report::Draft::of(args, plan)),
-        head: match (head, spec.of_head()) {
-            (Some(weight_bytes), Some(head)) => Some(report::Head {
+        head: match head {
+            Some(weight_bytes) => Some(report::Head {
                 weight_bytes,
                 activation_bytes: demand.draft.activation_bytes,
-                kv_bytes_per_token: head
-                    .kv_geometry(args.kv_type)
+                kv_bytes_per_token: spec
+                    .head_kv_geometry(args.kv_type)
                     .map_err(PlanError::from)?
-                    .bytes_per_token(),
+                    .map_or(0, |geometry| geometry.bytes_per_token()),
             }),
-            _ => None,
+            None => None,
         },
         device: device.map(|device| report::Device::new(device.status, device.plan)),
         ..Report::new(args, &spec, &demand, of, verdict.as_ref())
