@@ -41,7 +41,7 @@ pub enum ConfigError {
     },
     /// A head where a model was asked for.
     #[error(
-        "this is a head that guesses tokens for a model, and no model itself; name the model, and this with --draft-model"
+        "this is a head that guesses tokens for a model, and no model itself; name the model, and this as its draft model"
     )]
     LoneHead,
     /// A size is zero or beyond anything that can be run.

@@ -338,7 +338,7 @@ fn a_head_that_guesses_changes_no_text_and_is_in_the_plan() {
     refuses(
         &format!("run\n{head}\n-p\nA"),
         1,
-        &["no model", "--draft-model"],
+        &["no model", "draft model"],
     );
     refuses(
         &format!("run\ndemo\n-p\nA\n--draft-model\n{head}"),
