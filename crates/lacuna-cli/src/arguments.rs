@@ -279,9 +279,9 @@ pub struct SpeculationArgs {
 /// Which model guesses tokens.
 #[derive(Debug, Args)]
 pub struct DraftArgs {
-    /// Smaller model of the same vocabulary, or head that was made for the model (EAGLE-3, Gemma 4 assistant), that guesses tokens where the text so
-    /// far has no guess, as far as that pays: a name as for the model itself. It is under the same budget, and the text is the
-    /// same
+    /// Smaller model of the same vocabulary, or head that was made for the model (EAGLE-3, Gemma 4 assistant), that guesses
+    /// tokens where the text so far has no guess, as far as that pays: a name as for the model itself. It is under the same
+    /// budget, and the text is the same
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
     /// Tokens guessed for one pass at most [default: 7]

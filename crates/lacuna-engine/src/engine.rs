@@ -81,7 +81,7 @@ pub struct EngineConfig {
     /// What guesses tokens where [`EngineConfig::speculation`] has no guess that is worth it: a smaller model of the same
     /// vocabulary, under the same budget. Default none.
     pub draft: Option<DraftModel>,
-    /// The files of a head (EAGLE-3) that guesses tokens for the model, in the place of one that the model's own files may carry:
+    /// The files of a head (EAGLE-3, an assistant of Gemma 4) that guesses tokens for the model, in the place of one that the model's own files may carry:
     /// [`EngineConfig::with_head`] puts it beside them, and [`EngineConfig::speculation`] has it guess. Default none.
     pub head: Option<Arc<ModelFiles>>,
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:

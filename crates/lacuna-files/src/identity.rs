@@ -14,7 +14,8 @@ use crate::model::ModelFiles;
 pub const REMEMBERED: &str = "weights";
 
 impl ModelFiles {
-    /// A hash of every byte that the model's own tensors lie in: what it computes is the same with a head beside it. With a folder, what was found of a file is remembered there.
+    /// A hash of every byte that the model's own tensors lie in: what it computes is the same with a head beside it. With a
+    /// folder, what was found of a file is remembered there.
     ///
     /// # Errors
     /// When a file cannot be read. What cannot be remembered is no error.

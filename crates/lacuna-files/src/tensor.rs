@@ -438,21 +438,17 @@ impl Tensors {
         let Some(entry) = self.find(name) else {
             return Ok(None);
         };
-        let bytes = match &entry.contents {
-            Contents::Mapped { data, range } => &data[range.clone()],
-            Contents::Converted(_) => &[],
-        };
-        let (words, _) = bytes.as_chunks();
-        let (halves, _) = bytes.as_chunks();
-        match entry.storage.name() {
-            "i64" => Ok(Some(
-                words.iter().copied().map(i64::from_le_bytes).collect(),
-            )),
-            "i32" => {
-                let halves = halves.iter().copied().map(i32::from_le_bytes);
-                Ok(Some(halves.map(i64::from).collect()))
+        match (entry.storage.name(), &entry.contents) {
+            ("i64", Contents::Mapped { data, range }) => {
+                let words = data[range.clone()].as_chunks().0.iter();
+                Ok(Some(words.copied().map(i64::from_le_bytes).collect()))
             }
-            found => Err(Error::UnsupportedType {
+            ("i32", Contents::Mapped { data, range }) => {
+                let words = data[range.clone()].as_chunks().0.iter();
+                let numbers = words.copied().map(i32::from_le_bytes);
+                Ok(Some(numbers.map(i64::from).collect()))
+            }
+            (found, _) => Err(Error::UnsupportedType {
                 name: name.to_owned(),
                 found: found.to_owned(),
             }),

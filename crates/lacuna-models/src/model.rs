@@ -615,7 +615,7 @@ pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
     described
 }
 
-/// Whether files are of a head that guesses tokens for a model (EAGLE-3), which [`with_head`] puts beside it.
+/// Whether files are of a head that guesses tokens for a model (EAGLE-3, an assistant of Gemma 4), which [`with_head`] puts beside it.
 #[must_use]
 pub fn is_head(files: &ModelFiles) -> bool {
     heads::is_head(files.metadata())
@@ -625,7 +625,7 @@ pub fn is_head(files: &ModelFiles) -> bool {
 /// ([`Description::has_head`]).
 ///
 /// # Errors
-/// [`LoadError::HeadTwice`].
+/// [`LoadError::NoHead`] and [`LoadError::HeadTwice`].
 pub fn with_head(files: ModelFiles, head: &ModelFiles) -> Result<ModelFiles, LoadError> {
     heads::beside(files, head)
 }

@@ -84,7 +84,7 @@ pub enum Error {
     },
     /// A folder has a head that guesses tokens for a model.
     #[error(
-        "folders of heads (EAGLE-3) are not converted to GGUF here; use the folder as it is, or quantize a GGUF file that another program has made of it"
+        "folders of heads are not converted to GGUF here; use the folder as it is, or quantize a GGUF file that another program has made of it"
     )]
     Head,
     /// The file has no tensors, or none of them is a matrix.
@@ -140,7 +140,7 @@ pub enum Error {
 pub struct Plan {
     header: gguf::Writer,
     tensors: Vec<Item>,
-    /// Lists of whole numbers, which are written as they are: those of tokens that a head guesses.
+    /// Lists of whole numbers, which are written as they are: of tokens that a head guesses, or the order of its tables.
     lists: Vec<List>,
     recipe: Recipe,
 }
@@ -149,6 +149,7 @@ pub struct Plan {
 #[derive(Debug)]
 struct List {
     name: String,
+    kind: gguf::Integers,
     numbers: Vec<i64>,
 }
 
@@ -215,8 +216,13 @@ impl Plan {
                 source,
             })?;
         }
-        for List { name, numbers } in &lists {
-            header.integers(name, numbers.len());
+        for List {
+            name,
+            kind,
+            numbers,
+        } in &lists
+        {
+            header.integers(name, *kind, numbers.len());
         }
         Ok(Self {
             header,
@@ -284,9 +290,15 @@ impl Plan {
                 (None, written) => written.map_err(refused)?,
             }
         }
-        for List { name, numbers } in &self.lists {
-            let bytes: Vec<u8> = numbers.iter().flat_map(|it| it.to_le_bytes()).collect();
+        for List {
+            name,
+            kind,
+            numbers,
+        } in &self.lists
+        {
+            let bytes = kind.encode(numbers);
             body.tensor(name, &bytes).map_err(refused)?;
+            progress.advance(bytes.len() as u64);
         }
         let output = body.finish().map_err(refused)?;
         output.finish().map_err(|source| refused(source.into()))?;
@@ -395,8 +407,14 @@ fn items(tensors: &Tensors) -> Result<(Vec<Item>, Vec<List>), Error> {
     let (mut items, mut lists) = (Vec::new(), Vec::new());
     for summary in tensors.iter() {
         let name = summary.name.to_owned();
-        if let (Ok(Some(numbers)), [_]) = (tensors.integers(&name), summary.shape) {
-            lists.push(List { name, numbers });
+        let kind = gguf::Integers::of_name(summary.type_name).filter(|_| summary.shape.len() == 1);
+        if let Some(kind) = kind {
+            let numbers = tensors.integers(&name)?.unwrap_or_default();
+            lists.push(List {
+                name,
+                kind,
+                numbers,
+            });
             continue;
         }
         let tensor = tensors.require(&name)?;

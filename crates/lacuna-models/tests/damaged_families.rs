@@ -10,7 +10,7 @@ use lacuna_files::huggingface::Config;
 use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::Program;
-use lacuna_models::{BatchLimits, Description, Model};
+use lacuna_models::{BatchLimits, Description, Loading, Model, describe, is_head, with_head};
 use proptest::prelude::*;
 use runner::folder;
 use serde_json::{Map, Value, json};
@@ -106,8 +106,78 @@ fn a_config_that_is_damaged_is_refused_or_planned() {
     }
 }
 
+/// Heads in files of their own, each with a model that it is for.
+const HEADS: [[&str; 2]; 4] = [
+    ["heads/eagle3/model.gguf", "heads/eagle3/head"],
+    ["heads/eagle3/model.gguf", "heads/eagle3/speculators/head"],
+    [
+        "heads/gemma4-assistant/model.gguf",
+        "heads/gemma4-assistant/head",
+    ],
+    [
+        "heads/gemma4-assistant-dense/model.gguf",
+        "heads/gemma4-assistant-dense/head",
+    ],
+];
+
+/// Plans what a model is with a head beside it, if it may be.
+fn plan_beside(model: ModelFiles, head: &ModelFiles) {
+    if is_head(head)
+        && let Ok(files) = with_head(model, head)
+        && let Ok(description) = describe(&files)
+        && let Ok(model) =
+            Model::load_described(files, description.with_head(), Loading::mapped(&mut ()))
+    {
+        plan(model.program());
+        plan(model.program().head().expect("it was given one"));
+    }
+}
+
+#[test]
+fn the_config_of_a_head_that_is_damaged_is_refused_or_planned() {
+    for [model, head] in HEADS {
+        let model = ModelFiles::open(&folder().join(model)).expect("a committed fixture");
+        let text = fs::read(folder().join(head).join("config.json")).expect("a committed fixture");
+        let config: Map<String, Value> = serde_json::from_slice(&text).expect("valid JSON");
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let weights = "model.safetensors";
+        fs::copy(
+            folder().join(head).join(weights),
+            scratch.path().join(weights),
+        )
+        .expect("room");
+        for config in damaged(&config) {
+            let text = serde_json::to_vec(&config).expect("JSON");
+            fs::write(scratch.path().join("config.json"), text).expect("room");
+            if let Ok(head) = ModelFiles::open(scratch.path()) {
+                plan_beside(model.clone(), &head);
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_head_in_gguf_with_damaged_metadata_is_refused_or_planned(
+        which in 0..HEADS.len(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let [model, head] = HEADS[which];
+        // One has no GGUF file.
+        let head = head.replace("/speculators/head", "/normed/head");
+        let mut bytes = fs::read(folder().join(format!("{head}.gguf"))).expect("a committed fixture");
+        let header = bytes.len().min(4096);
+        for (at, value) in changes {
+            let at = at.index(header);
+            bytes[at] = value;
+        }
+        let model = ModelFiles::open(&folder().join(model)).expect("a committed fixture");
+        if let Ok(head) = ModelFiles::from_gguf(Mapping::from(bytes)) {
+            plan_beside(model, &head);
+        }
+    }
 
     #[test]
     fn a_gguf_file_with_damaged_metadata_is_refused_or_runs(

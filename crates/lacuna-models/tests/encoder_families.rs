@@ -8,8 +8,10 @@ mod runner;
 use std::fs;
 use std::path::PathBuf;
 
+use lacuna_files::ModelFiles;
+use lacuna_models::plan::WeightPlan;
 use lacuna_models::spec::{Judgement, Mask};
-use lacuna_models::{Texts, normalize};
+use lacuna_models::{Texts, describe, normalize};
 use runner::encoder::{self, Encoder, mode, modules};
 use runner::{floats, folder, relative_error};
 use serde::Deserialize;
@@ -67,6 +69,18 @@ impl Expected {
 
 fn fixture(name: &str) -> PathBuf {
     folder().join("encoders").join(name)
+}
+
+/// Names of tensors of heads that guess tokens begin as no model's do: those of ModernBERT's scores begin with `head.`.
+#[test]
+fn every_tensor_of_a_model_that_scores_is_planned_for() {
+    for name in RERANKERS {
+        let files = ModelFiles::open(&fixture(name).join("hf")).expect("a committed fixture");
+        let description = describe(&files).expect("a model");
+        let plan = WeightPlan::of_files(&files, &description);
+        let left_out: Vec<_> = plan.tensors.iter().filter(|it| it.is_left_out).collect();
+        assert!(left_out.is_empty(), "{name}: {left_out:?}");
+    }
 }
 
 /// The fixture's folder with other files beside the model's own.

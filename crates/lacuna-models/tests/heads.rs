@@ -135,23 +135,7 @@ impl Guessing {
     /// The features of tokens.
     fn features(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut sequence = self.runner.sequence();
-        sequence.prepare(tokens.len()).expect("room");
-        let segment = Segment {
-            tokens,
-            sequence: &mut sequence,
-            logits: LogitRows::None,
-            images: &[],
-        };
-        let Runner {
-            model,
-            cpu,
-            scratch,
-            ..
-        } = &mut self.runner;
-        let outputs = model.forward_with_features(cpu, &mut [segment], scratch);
-        let outputs = outputs.expect("valid tokens");
-        assert!(outputs.logits.is_empty(), "none were asked for");
-        outputs.features.to_vec()
+        read(&mut self.runner, &mut sequence, tokens)
     }
 
     /// The head's logits after each of `tokens`, and their features.
@@ -177,6 +161,37 @@ impl Guessing {
     }
 }
 
+/// Has the model read further `tokens` of a sequence; returns their features.
+fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+    sequence.prepare(tokens.len()).expect("room");
+    let segment = Segment {
+        tokens,
+        sequence,
+        logits: LogitRows::None,
+        images: &[],
+    };
+    let Runner {
+        model,
+        cpu,
+        scratch,
+        ..
+    } = runner;
+    let outputs = model.forward_with_features(cpu, &mut [segment], scratch);
+    let outputs = outputs.expect("valid tokens");
+    assert!(outputs.logits.is_empty(), "none were asked for");
+    let features = outputs.features.to_vec();
+    sequence.accept(tokens.len());
+    features
+}
+
+/// What is expected of the head in a folder: tokens and guesses, and logits.
+fn expected(folder_of_head: &str) -> (Expected, Vec<f32>) {
+    let text = std::fs::read(folder().join(folder_of_head).join("expected.json"));
+    let expected = serde_json::from_slice(&text.expect("a committed fixture"));
+    let reference = runner::floats(&format!("{folder_of_head}/logits.f32"));
+    (expected.expect("valid JSON"), reference)
+}
+
 fn likeliest(row: &[f32]) -> u32 {
     let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
     u32::try_from(best.expect("a vocabulary")).expect("a token id")
@@ -185,10 +200,7 @@ fn likeliest(row: &[f32]) -> u32 {
 #[test]
 fn heads_match_the_reference_from_files_of_both_kinds_and_guess_from_their_own_features() {
     for fixture in FIXTURES {
-        let text = std::fs::read(folder().join(fixture.folder).join("expected.json"));
-        let expected: Expected =
-            serde_json::from_slice(&text.expect("a committed fixture")).expect("valid JSON");
-        let reference = runner::floats(&format!("{}/logits.f32", fixture.folder));
+        let (expected, reference) = expected(fixture.folder);
         let mut guessing = Guessing::of(fixture);
         let tokens = &expected.tokens;
         let given = guessing.features(tokens);
@@ -242,10 +254,13 @@ fn a_model_computes_the_same_with_its_head_and_without() {
         assert!(plain.program().head().is_none() && plain.program().features().is_none());
         let active = plain.active_weight_bytes();
         let head = fixture.with_head();
+        // What is kept in folders by the model's content is found again.
+        let content = |files: &ModelFiles| files.content(None).expect("readable");
+        assert_eq!(content(head.files()), content(&open(fixture.model)));
         // What an EAGLE-3 head reads is made of every token.
         let fused = head.files().tensors().iter();
         let fused =
-            fused.filter(|it| it.name.starts_with("head.fc") || it.name.contains("input_norm"));
+            fused.filter(|it| it.name.starts_with("head/fc") || it.name.contains("input_norm"));
         let fused: usize = fused.map(|it| it.bytes).sum();
         assert_eq!(
             head.active_weight_bytes(),
@@ -321,57 +336,54 @@ fn heads_that_are_not_for_a_model_are_refused() {
 fn a_head_that_is_quantized_guesses_the_same_tokens_and_a_folder_is_refused() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("head.gguf");
-    let head = open("heads/eagle3/head.gguf");
-    let plan = Plan::new(&head, Recipe::F32).expect("a file of matrices, vectors and a list");
-    let threads = std::num::NonZeroUsize::MIN;
-    plan.write_file(&path, threads, &mut ()).expect("room");
-    let written = std::fs::metadata(&path).expect("a file").len();
-    assert_eq!(written, plan.file_len());
-    let again = ModelFiles::open(&path).expect("a GGUF file");
-    let list = |files: &ModelFiles| files.tensors().integers("d2t").expect("whole numbers");
-    assert_eq!(list(&again), list(&head));
-    for (one, other) in head.tensors().iter().zip(again.tensors().iter()) {
-        assert_eq!((one.name, one.shape), (other.name, other.shape));
+    for head in ["heads/eagle3/head.gguf", "heads/gemma4-assistant/head.gguf"] {
+        let head = open(head);
+        let plan = Plan::new(&head, Recipe::F32).expect("matrices, vectors and perhaps a list");
+        let threads = std::num::NonZeroUsize::MIN;
+        plan.write_file(&path, threads, &mut ()).expect("room");
+        let written = std::fs::metadata(&path).expect("a file").len();
+        assert_eq!(written, plan.file_len());
+        let again = ModelFiles::open(&path).expect("a GGUF file");
+        assert!(is_head(&again));
+        let list = |files: &ModelFiles| files.tensors().integers("d2t").expect("whole numbers");
+        assert_eq!(list(&again), list(&head));
+        for tensor in head.tensors().iter() {
+            let mut others = again.tensors().iter();
+            let other = others.find(|other| other.name == tensor.name);
+            assert_eq!(other, Some(tensor));
+        }
     }
     let folder = Plan::new(&open("heads/eagle3/head"), Recipe::F32);
     let refused = folder.map(|_| ()).expect_err("a folder").to_string();
     assert!(refused.contains("heads"), "{refused}");
 }
 
+/// Assistants, and what is expected of them.
+const ASSISTANTS: [&str; 2] = ["heads/gemma4-assistant", "heads/gemma4-assistant-dense"];
+
 /// An assistant reads the model's rows of the tokens before, as many as there are, and keeps none.
 #[test]
 fn assistants_match_the_reference_over_the_rows_of_their_model() {
-    for folder in ["gemma4-assistant", "gemma4-assistant-dense"] {
-        for (model, head) in [
-            ("hf", "head"),
-            ("hf", "head.gguf"),
-            ("model.gguf", "head"),
-            ("model.gguf", "head.gguf"),
-        ] {
-            let [model, head] = [model, head].map(|file| format!("heads/{folder}/{file}"));
-            guesses_over_rows(folder, &model, &head);
+    for folder in ASSISTANTS {
+        for model in ["hf", "model.gguf"] {
+            for head in ["head", "head.gguf"] {
+                let head = format!("{folder}/{head}");
+                guesses_over_rows(folder, &format!("{folder}/{model}"), &head);
+            }
         }
     }
 }
 
-fn guesses_over_rows(name: &str, model: &str, head: &str) {
-    let text = std::fs::read(folder().join(format!("heads/{name}/expected.json")));
-    let expected: Expected =
-        serde_json::from_slice(&text.expect("a committed fixture")).expect("valid JSON");
-    let reference = runner::floats(&format!("heads/{name}/logits.f32"));
+fn guesses_over_rows(folder: &'static str, model: &str, head: &str) {
+    let (expected, reference) = expected(folder);
     let files = with_head(open(model), &open(head)).expect("one tensor of a name");
     let (files, description) = described(files);
     let model = Model::load_described(files, description.with_head(), Loading::mapped(&mut ()));
-    let mut runner = Runner::of(
-        model.expect("a model"),
-        KvPolicy::default(),
-        ElementType::F32,
-        2,
-        64,
-    );
-    let of_rows = KvElements::both(ElementType::F32);
-    let of_rows = runner.model.spec().head_kv_geometry(of_rows);
-    assert!(runner.model.borrows_rows() && of_rows.expect("no rows").is_none());
+    let model = model.expect("a model");
+    let elements = KvElements::both(ElementType::F32);
+    let kept = model.spec().head_kv_geometry(elements).expect("no rows");
+    assert!(model.borrows_rows() && kept.is_none(), "{head}");
+    let mut runner = Runner::of(model, KvPolicy::default(), ElementType::F32, 2, 64);
     let program = runner.model.program().head().expect("a head");
     let limits = BatchLimits {
         tokens: 4,
@@ -380,79 +392,46 @@ fn guesses_over_rows(name: &str, model: &str, head: &str) {
     };
     let plan = ArenaPlan::new(program, limits).expect("small");
     let mut scratch = Scratch::new(program, plan).expect("a few kilobytes");
-    let mut sequence = runner.sequence();
-    let hidden = runner.model.spec().hidden;
-    let (mut logits, mut features, mut last) = (Vec::new(), Vec::new(), Vec::new());
-    for &token in &expected.tokens {
-        if !features.is_empty() {
-            last.clone_from(&features);
-            let segment = Segment {
-                tokens: &[token],
-                sequence: &mut sequence,
-                logits: LogitRows::All,
-                images: &[],
-            };
-            let outputs = runner
-                .model
-                .guess(&runner.cpu, &mut [segment], &features, &mut scratch);
-            logits.extend_from_slice(outputs.expect("a token behind rows").logits);
-        }
-        if logits.len() == reference.len() {
-            break;
-        }
-        sequence.prepare(1).expect("room");
+    let mut guess = |runner: &Runner, sequence: &mut Sequence, token, features: &[f32]| {
         let segment = Segment {
             tokens: &[token],
-            sequence: &mut sequence,
-            logits: LogitRows::None,
-            images: &[],
-        };
-        let Runner {
-            model,
-            cpu,
-            scratch,
-            ..
-        } = &mut runner;
-        let outputs = model.forward_with_features(cpu, &mut [segment], scratch);
-        features = outputs.expect("a valid token").features.to_vec();
-        sequence.accept(1);
-    }
-    let error = relative_error(&logits, &reference);
-    println!("{name}, {head}: relative error {error:.2e}");
-    assert!(error <= BOUND, "{name}, {head}: {error:e}");
-    let mut guesses = Vec::new();
-    let mut token = *expected.tokens.last().expect("tokens");
-    while guesses.len() < expected.guesses.len() {
-        let segment = Segment {
-            tokens: &[token],
-            sequence: &mut sequence,
-            logits: LogitRows::Last,
+            sequence,
+            logits: LogitRows::All,
             images: &[],
         };
         let outputs = runner
             .model
-            .guess(&runner.cpu, &mut [segment], &last, &mut scratch);
-        let outputs = outputs.expect("a token behind rows");
-        token = likeliest(outputs.logits);
-        guesses.push(token);
-        last = outputs.features[..hidden].to_vec();
-    }
-    assert_eq!(guesses, expected.guesses, "{name}, {head}");
-    sequence.prepare(1).expect("room");
-    let segment = Segment {
-        tokens: &[5],
-        sequence: &mut sequence,
-        logits: LogitRows::Last,
-        images: &[],
+            .guess(&runner.cpu, &mut [segment], features, &mut scratch);
+        outputs.map(|it| (it.logits.to_vec(), it.features.to_vec()))
     };
-    let refused = runner
-        .model
-        .guess(&runner.cpu, &mut [segment], &last, &mut scratch);
-    let refused = refused.map(|_| ()).expect_err("something is prepared");
-    assert!(
-        matches!(refused, ForwardError::BorrowedRows { prepared: 1, .. }),
-        "{refused}"
-    );
+    let mut sequence = runner.sequence();
+    let (&last, before) = expected.tokens.split_last().expect("tokens");
+    let (mut logits, mut features) = (Vec::new(), Vec::new());
+    for &token in before {
+        if !features.is_empty() {
+            let made = guess(&runner, &mut sequence, token, &features);
+            logits.extend(made.expect("a token behind rows").0);
+        }
+        features = read(&mut runner, &mut sequence, &[token]);
+    }
+    let (mut token, mut guesses) = (last, Vec::new());
+    while guesses.len() < expected.guesses.len() {
+        let made = guess(&runner, &mut sequence, token, &features);
+        let (row, own) = made.expect("a token behind rows");
+        (token, features) = (likeliest(&row), own);
+        if guesses.is_empty() {
+            logits.extend(row);
+        }
+        guesses.push(token);
+    }
+    let error = relative_error(&logits, &reference);
+    println!("{head}: relative error {error:.2e}");
+    assert!(error <= BOUND, "{head}: {error:e}");
+    assert_eq!(guesses, expected.guesses, "{head}");
+    sequence.prepare(1).expect("room");
+    let refused = guess(&runner, &mut sequence, 5, &features).expect_err("one is prepared");
+    let prepared = matches!(refused, ForwardError::BorrowedRows { prepared: 1, .. });
+    assert!(prepared, "{refused}");
 }
 
 #[test]

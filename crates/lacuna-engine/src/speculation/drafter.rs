@@ -391,16 +391,15 @@ impl Drafter {
         }
         let draft = wish.draft;
         if self.runner.borrows_rows() {
-            let last = tokens.len() - 1;
-            // Rows and features are those of all tokens before the pending one.
-            let there = last > 0 && wish.sequence.len() == last && wish.sequence.prepared() == 0;
-            let features = wish.speculator.features_before(last..last + 1).to_vec();
-            return there.then(|| Run {
+            // What was read before is no matter: rows are those of all tokens before the pending one.
+            let (&pending, before) = tokens.split_last()?;
+            let (rows, prepared) = (wish.sequence.len(), wish.sequence.prepared());
+            return (rows == before.len() && prepared == 0).then(|| Run {
                 state: draft.lock(),
                 borrows: true,
                 guesses: Vec::new(),
-                last: [tokens[last]],
-                features,
+                last: [pending],
+                features: wish.speculator.features_before(rows..rows + 1).to_vec(),
                 together: 1.0,
                 reads: 0,
                 goes_on: true,

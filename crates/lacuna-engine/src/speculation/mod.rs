@@ -56,8 +56,8 @@ pub enum Speculation {
         /// Tokens guessed for one pass at most.
         most: NonZeroUsize,
     },
-    /// The same, and by the head that the model's files carry (multi-token prediction) where the sequence's own tokens have
-    /// no guess that is worth it. Takes the head's weights, activation memory for its passes, KV pages for the rows that it
+    /// The same, and by the head that the model's files carry (multi-token prediction), or that of
+    /// [`EngineConfig::head`](crate::EngineConfig::head), where the sequence's own tokens have no guess that is worth it. Takes the head's weights, activation memory for its passes, KV pages for the rows that it
     /// keeps, and for each reply what the head reads of its last tokens.
     /// [`EngineConfig::guessing`](crate::EngineConfig::guessing) has the head loaded, and refuses files without one.
     Mtp {

@@ -23,7 +23,7 @@ mod tests;
 
 pub use error::Error;
 pub use metadata::{Array, FromValue, Metadata, Strings, Value};
-pub use types::ValueType;
+pub use types::{Integers, ValueType};
 pub use write::{Body, IntoValue, WriteError, Writer};
 
 use cursor::Cursor;

@@ -763,3 +763,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn lists_of_whole_numbers_are_read_as_they_were_written() {
+    let numbers = [0, -7, 31_999, i64::from(i32::MAX), i64::from(i32::MIN)];
+    let mut header = Writer::new();
+    header.set("general.architecture", "none");
+    for (name, kind) in [("narrow", Integers::I32), ("wide", Integers::I64)] {
+        header.integers(name, kind, numbers.len());
+    }
+    header.tensor("float", DType::F32, &[1]).unwrap();
+    let mut body = header.begin(Vec::new()).unwrap();
+    body.tensor("narrow", &Integers::I32.encode(&numbers))
+        .unwrap();
+    body.tensor("wide", &Integers::I64.encode(&numbers))
+        .unwrap();
+    body.tensor("float", &[0; 4]).unwrap();
+    let file = File::parse(Mapping::from(body.finish().unwrap())).unwrap();
+    let tensors = file.tensors();
+    for (name, kind) in [("narrow", "i32"), ("wide", "i64")] {
+        assert_eq!(
+            tensors.integers(name).unwrap().as_deref(),
+            Some(&numbers[..])
+        );
+        let found = tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        assert_eq!((found.type_name, found.shape), (kind, &[numbers.len()][..]));
+        assert!(Integers::of_name(found.type_name).is_some());
+    }
+    assert_eq!(tensors.integers("none").unwrap(), None);
+    assert!(tensors.integers("float").is_err());
+}

@@ -37,7 +37,7 @@ impl ElementType {
             19 => foreign("iq1_s", 256, 50),
             24 => foreign("i8", 1, 1),
             25 => foreign("i16", 1, 2),
-            26 => foreign("i32", 1, 4),
+            I32 => foreign("i32", 1, 4),
             I64 => foreign("i64", 1, 8),
             28 => foreign("f64", 1, 8),
             29 => foreign("iq1_m", 256, 56),
@@ -68,8 +68,48 @@ impl ElementType {
     }
 }
 
-/// GGUF's number for whole numbers of 64 bits.
-pub(super) const I64: u32 = 27;
+/// GGUF's numbers for whole numbers of 32 and 64 bits.
+const I32: u32 = 26;
+const I64: u32 = 27;
+
+/// Whole numbers that tensors may be lists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integers {
+    /// Of 32 bits.
+    I32,
+    /// Of 64 bits.
+    I64,
+}
+
+impl Integers {
+    /// Those of a name in [`Summary::type_name`](crate::Summary::type_name), if it is one of theirs.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name {
+            "i32" => Some(Self::I32),
+            "i64" => Some(Self::I64),
+            _ => None,
+        }
+    }
+
+    /// The bytes of `numbers` in GGUF's order. Of 32 bits, numbers beyond those lose their upper ones.
+    #[must_use]
+    pub fn encode(self, numbers: &[i64]) -> Vec<u8> {
+        let numbers = numbers.iter();
+        match self {
+            Self::I32 => numbers.flat_map(|it| (*it as i32).to_le_bytes()).collect(),
+            Self::I64 => numbers.flat_map(|it| it.to_le_bytes()).collect(),
+        }
+    }
+
+    /// GGUF's number for them, and bytes of one.
+    pub(super) const fn element(self) -> (u32, usize) {
+        match self {
+            Self::I32 => (I32, 4),
+            Self::I64 => (I64, 8),
+        }
+    }
+}
 
 /// GGUF's number for an element type.
 pub(super) const fn element_id(dtype: DType) -> u32 {

@@ -18,7 +18,7 @@
 
 use std::io::{self, Write};
 
-use super::types::{I64, ValueType, element_id};
+use super::types::{Integers, ValueType, element_id};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, Metadata};
 use lacuna_kernels::DType;
 
@@ -183,13 +183,14 @@ impl Writer {
         Ok(self)
     }
 
-    /// Declares the next tensor to be a list of so many whole numbers of 64 bits, in the order of bytes of GGUF files.
-    pub fn integers(&mut self, name: &str, count: usize) -> &mut Self {
+    /// Declares the next tensor to be a list of so many whole numbers, as [`Integers::encode`] writes them.
+    pub fn integers(&mut self, name: &str, kind: Integers, count: usize) -> &mut Self {
+        let (element, each) = kind.element();
         self.tensors.push(Declared {
             name: name.to_owned(),
-            element: I64,
+            element,
             shape: vec![count],
-            bytes: (count * size_of::<i64>()) as u64,
+            bytes: (count * each) as u64,
         });
         self
     }

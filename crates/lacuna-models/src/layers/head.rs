@@ -1,4 +1,4 @@
-//! Heads that guess tokens: one more layer over what the model has made of a token and the token that comes next.
+//! Heads that guess tokens: a layer or a few over what the model has made of a token and the token that comes next.
 //!
 //! ```text
 //! multi-token prediction
@@ -21,13 +21,13 @@
 //! features = W_post norm(hidden)             behind a guess, for which j stays as it is
 //! ```
 //!
-//! Features of tokens that are there are the model's; behind a guess they are the head's own. The embedding table and the output
-//! matrix are the model's, where an EAGLE-3 head has none of its own.
+//! Features of tokens that are there are the model's; behind a guess they are the head's own. The embedding table is the model's, where
+//! an EAGLE-3 head has none of its own, and so is the output matrix, which assistants have themselves.
 
 use lacuna_kernels::HeadRows;
 
-use super::{Stream, embedding, norm_rows, rotations};
-use crate::program::{Bias, Builder, Factor, Lookup, Op, Rows, Slot};
+use super::{Stream, embedding, norm_rows, rotations, scale_embedded};
+use crate::program::{Bias, Builder, Lookup, MatrixId, Op, Rows, Slot};
 use crate::spec::{
     Assistant, Eagle3, HeadKind, HeadResidual, HeadSpec, LayerSpec, LogitsSpec, ModelSpec, TapNorm,
 };
@@ -59,7 +59,7 @@ pub(crate) fn emit_head(
         (HeadKind::Eagle3(eagle), [layer, ..]) => {
             emit_eagle3(spec, (layer, eagle), output, program)
         }
-        (HeadKind::Assistant(own), layers) => emit_assistant(spec, (layers, own), output, program),
+        (HeadKind::Assistant(own), layers) => emit_assistant(spec, (layers, own), program),
         (_, []) => unreachable!("a head has layers"),
     }
 }
@@ -106,13 +106,8 @@ impl Stream<'_> {
             TapNorm::None => {}
             TapNorm::Whole => {
                 let weight = program.vector("input_norm", all);
-                norm_rows(
-                    eagle.norm,
-                    weight,
-                    [taps, taps],
-                    (Rows::Tokens, all),
-                    program,
-                );
+                let rows = (Rows::Tokens, all);
+                norm_rows(eagle.norm, weight, [taps, taps], rows, program);
             }
             TapNorm::Each => {
                 let own = HeadRows::by_token(width, 0);
@@ -121,13 +116,8 @@ impl Stream<'_> {
                     let weight = program.vector(name, width);
                     let of_tap = (taps, HeadRows::by_token(all, place * width));
                     program.columns(of_tap, (one, own), 1, width);
-                    norm_rows(
-                        eagle.norm,
-                        weight,
-                        [one, one],
-                        (Rows::Tokens, width),
-                        program,
-                    );
+                    let rows = (Rows::Tokens, width);
+                    norm_rows(eagle.norm, weight, [one, one], rows, program);
                     program.columns_beside((one, own), of_tap, 1, width);
                 }
             }
@@ -140,44 +130,51 @@ impl Stream<'_> {
     }
 }
 
+/// What a head reads of each token: its row of `table`, and the features of the token before it, of `width` elements each.
+fn read(table: MatrixId, width: usize, program: &mut Builder) -> [Slot; 2] {
+    let embedded = program.values("embedded", Rows::Tokens, width);
+    program.push(Op::Embed {
+        table,
+        of: Lookup::Tokens,
+        output: embedded,
+    });
+    let features = program.values("given-features", Rows::Tokens, width);
+    program.push(Op::TakeFeatures {
+        output: features,
+        width,
+    });
+    [embedded, features]
+}
+
+/// Both side by side.
+fn join([embedded, features]: [Slot; 2], width: usize, program: &mut Builder) -> Slot {
+    let joined = program.values("joined", Rows::Tokens, 2 * width);
+    let own = HeadRows::by_token(width, 0);
+    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
+    program.columns((embedded, own), (joined, halves[0]), 1, width);
+    program.columns_beside((features, own), (joined, halves[1]), 1, width);
+    joined
+}
+
 fn emit_eagle3(
     model: &ModelSpec,
     (layer, eagle): (&LayerSpec, &Eagle3),
     output: LogitsSpec,
     program: &mut Builder,
 ) -> [Slot; 2] {
-    let Some(spec) = model.of_head() else {
-        unreachable!("it has the head that is emitted")
+    let (Some(spec), Some(attention)) = (model.of_head(), &layer.attention) else {
+        unreachable!("it has the head that is emitted, which attends")
     };
     let (spec, width, number) = (&spec, model.hidden, Some(model.layers.len()));
     program.step("embed");
-    let embedded = program.values("embedded", Rows::Tokens, width);
     program.enter(number.filter(|_| eagle.own_embedding));
     let table = embedding(spec, program);
     program.enter(None);
-    program.push(Op::Embed {
-        table,
-        of: Lookup::Tokens,
-        output: embedded,
-    });
-    let given = program.values("given-features", Rows::Tokens, width);
-    program.push(Op::TakeFeatures {
-        output: given,
-        width,
-    });
+    let [embedded, given] = read(table, width, program);
     let rotations = rotations(spec, model.head_rope(), program);
     program.enter(number);
     program.step("join");
     let normed = program.values("normed-features", Rows::Tokens, width);
-    let joined = program.values("joined", Rows::Tokens, 2 * width);
-    let rows = (Rows::Tokens, width);
-    let weights = ["attn_norm", "attn_norm_2"].map(|part| program.vector(part, width));
-    norm_rows(eagle.norm, weights[0], [embedded, embedded], rows, program);
-    norm_rows(eagle.norm, weights[1], [given, normed], rows, program);
-    let own = HeadRows::by_token(width, 0);
-    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
-    program.columns((embedded, own), (joined, halves[0]), 1, width);
-    program.columns_beside((normed, own), (joined, halves[1]), 1, width);
     let stream = Stream {
         spec,
         hidden: match eagle.residual {
@@ -186,23 +183,18 @@ fn emit_eagle3(
         },
         rotations,
     };
-    let Some(attention) = &layer.attention else {
-        unreachable!("a head attends")
-    };
+    let weights = ["attn_norm", "attn_norm_2"].map(|part| program.vector(part, width));
+    stream.norm(weights[0], embedded, embedded, Rows::Tokens, program);
+    stream.norm(weights[1], given, normed, Rows::Tokens, program);
+    let joined = join([embedded, normed], width, program);
     stream.attention_of((0, layer), attention, (joined, 2 * width), program);
     stream.feed_forward(layer, None, program);
     program.step("choose");
     let chosen = stream.choose(stream.hidden, program);
-    let rows = program.values("normed-chosen", Rows::Logits, width);
     program.step("features");
+    let rows = program.values("normed-chosen", Rows::Logits, width);
     let weight = program.vector("output_norm", width);
-    norm_rows(
-        eagle.norm,
-        weight,
-        [chosen, rows],
-        (Rows::Logits, width),
-        program,
-    );
+    stream.norm(weight, chosen, rows, Rows::Logits, program);
     let features = match eagle.normed_features {
         true => rows,
         false => chosen,
@@ -212,12 +204,7 @@ fn emit_eagle3(
         Some(count) => {
             let count = count.get();
             let matrix = program.matrix("output", count, width, Bias::IfPresent);
-            let plain = LogitsSpec {
-                scale: None,
-                soft_cap: None,
-                ..output
-            };
-            stream.output_of(matrix, count, rows, plain, program)
+            stream.own_output((matrix, count), rows, program)
         }
         None => {
             program.enter(None);
@@ -232,7 +219,6 @@ fn emit_eagle3(
 fn emit_assistant(
     model: &ModelSpec,
     (layers, own): (&[LayerSpec], &Assistant),
-    output: LogitsSpec,
     program: &mut Builder,
 ) -> [Slot; 2] {
     let Some(spec) = model.of_head() else {
@@ -240,26 +226,9 @@ fn emit_assistant(
     };
     let (spec, width, first) = (&spec, model.hidden, model.layers.len());
     program.step("embed");
-    let embedded = program.values("embedded", Rows::Tokens, width);
     let table = embedding(model, program);
-    program.push(Op::Embed {
-        table,
-        of: Lookup::Tokens,
-        output: embedded,
-    });
-    if let Some(factor) = model.embedding_scale {
-        program.push(Op::Scale {
-            values: embedded,
-            rows: Rows::Tokens,
-            width,
-            factor: Factor::Fixed(factor),
-        });
-    }
-    let given = program.values("given-features", Rows::Tokens, width);
-    program.push(Op::TakeFeatures {
-        output: given,
-        width,
-    });
+    let [embedded, given] = read(table, width, program);
+    scale_embedded(model, embedded, program);
     let stream = Stream {
         spec,
         hidden: program.values("hidden", Rows::Tokens, own.hidden),
@@ -267,21 +236,16 @@ fn emit_assistant(
     };
     program.enter(Some(first));
     program.step("join");
-    let joined = program.values("joined", Rows::Tokens, 2 * width);
-    let rows = HeadRows::by_token(width, 0);
-    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
-    program.columns((embedded, rows), (joined, halves[0]), 1, width);
-    program.columns_beside((given, rows), (joined, halves[1]), 1, width);
+    let joined = join([embedded, given], width, program);
     let matrix = program.matrix("pre_projection", own.hidden, 2 * width, Bias::IfPresent);
     let outputs = vec![(matrix, stream.hidden)];
     program.product(joined, "joined-blocks", Rows::Tokens, 2 * width, outputs);
     for (index, layer) in layers.iter().enumerate() {
         program.enter(Some(first + index));
-        let rows_of = layer.attention.as_ref().and_then(|it| it.shares);
-        let Some(rows_of) = rows_of else {
+        let Some(source) = layer.attention.as_ref().and_then(|it| it.shares) else {
             unreachable!("an assistant reads rows of the model")
         };
-        stream.layer(rows_of, layer, None, program);
+        stream.layer(source, layer, None, program);
     }
     program.enter(Some(first));
     program.step("choose");
@@ -291,21 +255,12 @@ fn emit_assistant(
     stream.norm(weight, chosen, chosen, Rows::Logits, program);
     let features = program.values("features", Rows::Logits, width);
     let matrix = program.matrix("post_projection", width, own.hidden, Bias::IfPresent);
-    program.product(
-        chosen,
-        "chosen-blocks",
-        Rows::Logits,
-        own.hidden,
-        vec![(matrix, features)],
-    );
+    let outputs = vec![(matrix, features)];
+    program.product(chosen, "chosen-blocks", Rows::Logits, own.hidden, outputs);
     program.step("logits");
-    let matrix = program.matrix("token_embd", spec.vocabulary, own.hidden, Bias::IfPresent);
-    let plain = LogitsSpec {
-        scale: None,
-        soft_cap: None,
-        ..output
-    };
-    let logits = stream.output_of(matrix, spec.vocabulary, chosen, plain, program);
+    let count = spec.vocabulary;
+    let matrix = program.matrix("token_embd", count, own.hidden, Bias::IfPresent);
+    let logits = stream.own_output((matrix, count), chosen, program);
     program.enter(None);
     stream.leave(&[logits, features], program);
     [logits, features]
@@ -319,18 +274,8 @@ fn emit_mtp(
 ) -> [Slot; 2] {
     let width = spec.hidden;
     program.step("embed");
-    let embedded = program.values("embedded", Rows::Tokens, width);
     let table = embedding(spec, program);
-    program.push(Op::Embed {
-        table,
-        of: Lookup::Tokens,
-        output: embedded,
-    });
-    let features = program.values("given-features", Rows::Tokens, width);
-    program.push(Op::TakeFeatures {
-        output: features,
-        width,
-    });
+    let [embedded, features] = read(table, width, program);
     let stream = Stream {
         spec,
         hidden: program.values("hidden", Rows::Tokens, width),
@@ -339,15 +284,11 @@ fn emit_mtp(
     // Tensors are numbered on behind the layers; the rows are those of a cache with this layer alone.
     program.enter(Some(spec.layers.len()));
     program.step("join");
-    let joined = program.values("joined", Rows::Tokens, 2 * width);
     for (slot, part) in [(embedded, "nextn.enorm"), (features, "nextn.hnorm")] {
         let weight = program.vector(part, width);
         stream.norm(weight, slot, slot, Rows::Tokens, program);
     }
-    let own = HeadRows::by_token(width, 0);
-    let halves = [0, width].map(|start| HeadRows::by_token(2 * width, start));
-    program.columns((embedded, own), (joined, halves[0]), 1, width);
-    program.columns_beside((features, own), (joined, halves[1]), 1, width);
+    let joined = join([embedded, features], width, program);
     let matrix = program.matrix(HEAD_PROJECTION, width, 2 * width, Bias::IfPresent);
     let outputs = vec![(matrix, stream.hidden)];
     program.product(joined, "joined-blocks", Rows::Tokens, 2 * width, outputs);

@@ -124,14 +124,7 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
         of: Lookup::Tokens,
         output: hidden,
     });
-    if let Some(factor) = spec.embedding_scale {
-        program.push(Op::Scale {
-            values: hidden,
-            rows: Rows::Tokens,
-            width: spec.hidden,
-            factor: Factor::Fixed(factor),
-        });
-    }
+    scale_embedded(spec, hidden, program);
     if spec.images.is_some() {
         // They are not scaled as tokens' own rows are.
         program.push(Op::PlaceImages {
@@ -146,6 +139,18 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
         place: Place::Embedding,
     });
     hidden
+}
+
+/// Rows of the embedding table as the first layer reads them.
+fn scale_embedded(spec: &ModelSpec, embedded: Slot, program: &mut Builder) {
+    if let Some(factor) = spec.embedding_scale {
+        program.push(Op::Scale {
+            values: embedded,
+            rows: Rows::Tokens,
+            width: spec.hidden,
+            factor: Factor::Fixed(factor),
+        });
+    }
 }
 
 fn embedding(spec: &ModelSpec, program: &mut Builder) -> MatrixId {
@@ -364,22 +369,8 @@ impl Stream<'_> {
                 program.matrix("output", spec.vocabulary, spec.hidden, Bias::IfPresent)
             }
         };
-        self.output_of(matrix, spec.vocabulary, chosen, output, program)
-    }
-
-    /// The same with a matrix of so many rows.
-    fn output_of(
-        &self,
-        matrix: MatrixId,
-        count: usize,
-        chosen: Slot,
-        output: LogitsSpec,
-        program: &mut Builder,
-    ) -> Slot {
-        let spec = self.spec;
-        let logits = program.values("logits", Rows::Logits, count);
-        let outputs = vec![(matrix, logits)];
-        program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
+        let count = spec.vocabulary;
+        let logits = self.product_logits((matrix, count), chosen, program);
         if let Some(factor) = output.scale {
             program.push(Op::Scale {
                 values: logits,
@@ -396,12 +387,40 @@ impl Stream<'_> {
                 cap,
             });
         }
-        program.push(Op::CheckFinite {
-            values: logits,
-            rows: Rows::Logits,
-            width: count,
-            place: Place::Logits,
-        });
+        check_logits(logits, count, program);
         logits
     }
+
+    /// The same with a matrix of so many rows, whose products are logits as they are.
+    fn own_output(
+        &self,
+        (matrix, count): (MatrixId, usize),
+        chosen: Slot,
+        program: &mut Builder,
+    ) -> Slot {
+        let logits = self.product_logits((matrix, count), chosen, program);
+        check_logits(logits, count, program);
+        logits
+    }
+
+    fn product_logits(
+        &self,
+        (matrix, count): (MatrixId, usize),
+        chosen: Slot,
+        program: &mut Builder,
+    ) -> Slot {
+        let logits = program.values("logits", Rows::Logits, count);
+        let (outputs, width) = (vec![(matrix, logits)], self.spec.hidden);
+        program.product(chosen, "chosen-blocks", Rows::Logits, width, outputs);
+        logits
+    }
+}
+
+fn check_logits(logits: Slot, count: usize, program: &mut Builder) {
+    program.push(Op::CheckFinite {
+        values: logits,
+        rows: Rows::Logits,
+        width: count,
+        place: Place::Logits,
+    });
 }

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use super::validate::{in_range, limit, positive};
 use lacuna_kv::{Geometry, KvElements, KvError};
 
+use super::validate::{in_range, limit, positive, validate_ropes};
 use super::{LayerSpec, ModelSpec, Norm, OutputSpec, Rope};
 use crate::error::ConfigError;
 
@@ -189,12 +189,7 @@ impl ModelSpec {
                 needs: "attention over rows, its own or the model's, one residual stream, and logits",
             });
         }
-        in_range(
-            "rotary embeddings of a head",
-            1 + head.ropes().len(),
-            1 + limit::ROPES,
-        )?;
-        head.ropes().iter().try_for_each(Rope::validate)?;
+        validate_ropes(head.ropes())?;
         let own = Self {
             ropes: match head.is_beside() {
                 true => head.ropes().to_vec(),

@@ -77,14 +77,7 @@ impl ModelSpec {
         if let Some(AltUp { streams }) = self.altup {
             in_range("residual streams", streams, AltUp::MOST_STREAMS)?;
         }
-        if self.ropes.len() > limit::ROPES {
-            return Err(ConfigError::OutOfRange {
-                field: "rotary embeddings",
-                value: self.ropes.len(),
-                limit: limit::ROPES,
-            });
-        }
-        self.ropes.iter().try_for_each(Rope::validate)?;
+        validate_ropes(&self.ropes)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let validated = layer.validate(self);
             let validated = validated.and_then(|()| self.validate_shared(index, layer));
@@ -271,6 +264,18 @@ impl ModelSpec {
             }),
         }
     }
+}
+
+/// The rotations of a model, or of its head.
+pub(super) fn validate_ropes(ropes: &[Rope]) -> Result<(), ConfigError> {
+    if ropes.len() > limit::ROPES {
+        return Err(ConfigError::OutOfRange {
+            field: "rotary embeddings",
+            value: ropes.len(),
+            limit: limit::ROPES,
+        });
+    }
+    ropes.iter().try_for_each(Rope::validate)
 }
 
 impl LayerSpec {

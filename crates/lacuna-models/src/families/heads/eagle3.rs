@@ -44,13 +44,14 @@ pub(super) const KIND: Kind = Kind {
 };
 
 /// The tokens that its outputs are of.
-const TOKENS: &str = "head.d2t";
+const TOKENS: &str = "head/d2t";
 
-/// Fields of `config.json` that only such heads have: some name no class of their own.
-const FIELDS: [&str; 2] = ["draft_vocab_size", "speculators_model_type"];
-
+/// Some folders name no class of their own. `speculators` says which of several kinds of heads it has written.
 fn says_head(config: &Config) -> bool {
-    FIELDS.iter().any(|field| config.map().contains_key(*field))
+    match config.map().get("speculators_model_type") {
+        Some(kind) => kind.as_str() == Some("eagle3"),
+        None => config.map().contains_key("draft_vocab_size"),
+    }
 }
 
 fn spec(facts: &Facts<'_>, beside: &Beside<'_>) -> Result<HeadSpec, ConfigError> {
@@ -71,7 +72,7 @@ fn spec(facts: &Facts<'_>, beside: &Beside<'_>) -> Result<HeadSpec, ConfigError>
     // The converter permutes the rows of queries and keys, as Llama's.
     ropes[0].style = facts.style(RopeStyle::Interleaved);
     let flag = |key| facts.get::<bool>(key).map(Option::unwrap_or_default);
-    let outputs = beside.tensors.rows("head.output.weight");
+    let outputs = beside.tensors.rows("head/output.weight");
     let eagle = Eagle3 {
         taps: taps(facts, beside.model.layers.len())?,
         tap_norm: match (beside.has("input_norm"), beside.has("fc_norm.0")) {

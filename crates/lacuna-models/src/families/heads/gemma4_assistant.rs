@@ -10,7 +10,7 @@ use super::super::facts::Key;
 use super::super::{Facts, gemma4};
 use super::{Beside, Kind};
 use crate::error::ConfigError;
-use crate::spec::{Assistant, HeadKind, HeadSpec, ModelSpec};
+use crate::spec::{Assistant, HeadKind, HeadSpec, Mask, ModelSpec};
 
 pub(super) const KIND: Kind = Kind {
     architecture: "gemma4-assistant",
@@ -43,12 +43,10 @@ fn spec(facts: &Facts<'_>, beside: &Beside<'_>) -> Result<HeadSpec, ConfigError>
     let mut layers = own.layers;
     for layer in &mut layers {
         let attention = layer.attention_mut();
-        attention.shares = Some(rows_of(model, attention.mask));
+        let source = rows_of(model, attention.mask);
+        attention.shares = Some(source);
         // Files say how many heads the model's layers of a kind have, or how many it has in most.
-        if let Some(theirs) = attention
-            .shares
-            .and_then(|it| model.layers[it].attention.as_ref())
-        {
+        if let Some(theirs) = &model.layers[source].attention {
             attention.kv_heads = theirs.kv_heads;
         }
     }
@@ -64,7 +62,7 @@ fn spec(facts: &Facts<'_>, beside: &Beside<'_>) -> Result<HeadSpec, ConfigError>
 
 /// The layer of `model` whose rows its last layer with this mask reads, its own or an earlier one's; the first where there is
 /// none, which the check of rows refuses.
-fn rows_of(model: &ModelSpec, mask: crate::spec::Mask) -> usize {
+fn rows_of(model: &ModelSpec, mask: Mask) -> usize {
     let mut layers = model.layers.iter().enumerate().rev();
     let last = layers.find_map(|(index, layer)| {
         let attention = layer.attention.as_ref().filter(|it| it.mask == mask)?;

@@ -1,6 +1,6 @@
 //! Heads that guess tokens for a model and are in files of their own.
 //!
-//! Their tensors stand among the model's under names of our own, `head.` and GGUF's name of the part, whatever their files call
+//! Their tensors stand among the model's under names of our own, `head/` and GGUF's name of the part, whatever their files call
 //! them: parts of the layer after the first have its number before that. So a head of either kind of files goes with a model
 //! of either.
 
@@ -14,8 +14,8 @@ use crate::error::{ConfigError, LoadError};
 use crate::program::TensorName;
 use crate::spec::{HeadSpec, ModelSpec};
 
-/// What names of a head's tensors begin with beside a model's.
-pub(crate) const PREFIX: &str = "head.";
+/// What names of a head's tensors begin with beside a model's. No model's own do: some have a `head.` for scores.
+pub(crate) const PREFIX: &str = "head/";
 
 /// One kind of heads.
 struct Kind {
@@ -156,48 +156,48 @@ mod tests {
     #[test]
     fn tensors_have_one_name_whoever_wrote_the_files() {
         let eagle = [
-            ("midlayer.self_attn.q_proj.weight", "head.attn_q.weight"),
-            ("layers.0.self_attn.q_proj.bias", "head.attn_q.bias"),
+            ("midlayer.self_attn.q_proj.weight", "head/attn_q.weight"),
+            ("layers.0.self_attn.q_proj.bias", "head/attn_q.bias"),
             (
                 "model.layers.0.mlp.down_proj.weight",
-                "head.ffn_down.weight",
+                "head/ffn_down.weight",
             ),
-            ("blk.0.attn_norm_2.weight", "head.attn_norm_2.weight"),
-            ("midlayer.hidden_norm.weight", "head.attn_norm_2.weight"),
-            ("norm.weight", "head.output_norm.weight"),
-            ("output_norm.weight", "head.output_norm.weight"),
-            ("lm_head.weight", "head.output.weight"),
-            ("model.embed_tokens.weight", "head.token_embd.weight"),
-            ("enc.output_norm.weight", "head.input_norm.weight"),
-            ("input_norm.weight", "head.input_norm.weight"),
-            ("fc_norm.2.weight", "head.fc_norm.2.weight"),
-            ("fc.weight", "head.fc.weight"),
-            ("d2t", "head.d2t"),
-            ("rope_freqs.weight", "head.rope_freqs.weight"),
+            ("blk.0.attn_norm_2.weight", "head/attn_norm_2.weight"),
+            ("midlayer.hidden_norm.weight", "head/attn_norm_2.weight"),
+            ("norm.weight", "head/output_norm.weight"),
+            ("output_norm.weight", "head/output_norm.weight"),
+            ("lm_head.weight", "head/output.weight"),
+            ("model.embed_tokens.weight", "head/token_embd.weight"),
+            ("enc.output_norm.weight", "head/input_norm.weight"),
+            ("input_norm.weight", "head/input_norm.weight"),
+            ("fc_norm.2.weight", "head/fc_norm.2.weight"),
+            ("fc.weight", "head/fc.weight"),
+            ("d2t", "head/d2t"),
+            ("rope_freqs.weight", "head/rope_freqs.weight"),
         ];
         let assistant = [
             (
                 "model.layers.0.self_attn.q_proj.weight",
-                "head.attn_q.weight",
+                "head/attn_q.weight",
             ),
             (
                 "model.layers.3.layer_scalar",
-                "head.3.layer_output_scale.weight",
+                "head/3.layer_output_scale.weight",
             ),
             (
                 "blk.3.layer_output_scale.weight",
-                "head.3.layer_output_scale.weight",
+                "head/3.layer_output_scale.weight",
             ),
             (
                 "model.layers.1.post_attention_layernorm.weight",
-                "head.1.post_attention_norm.weight",
+                "head/1.post_attention_norm.weight",
             ),
-            ("pre_projection.weight", "head.pre_projection.weight"),
+            ("pre_projection.weight", "head/pre_projection.weight"),
             (
                 "nextn.post_projection.weight",
-                "head.post_projection.weight",
+                "head/post_projection.weight",
             ),
-            ("model.norm.weight", "head.output_norm.weight"),
+            ("model.norm.weight", "head/output_norm.weight"),
         ];
         let of = |kind: &Kind, names: &[(&str, &str)]| {
             for (theirs, ours) in names {
@@ -229,7 +229,7 @@ mod tests {
                 "weight",
             )
         };
-        assert_eq!(of(30, "attn_q"), "head.attn_q.weight");
-        assert_eq!(of(33, "attn_q"), "head.3.attn_q.weight");
+        assert_eq!(of(30, "attn_q"), "head/attn_q.weight");
+        assert_eq!(of(33, "attn_q"), "head/3.attn_q.weight");
     }
 }
