@@ -41,6 +41,7 @@ use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
 use formats::{Format, with_format};
 use panels::Panels;
+use streams::prefetch_rows;
 
 /// How far ahead of its use a tile's block is prefetched, in bytes of each row.
 const PREFETCH_BYTES: usize = 544;
@@ -125,18 +126,20 @@ fn store<S: Simd>(s: S, sums: S::F, out: &mut [f32], lanes: &Range<usize>) {
     out[..lanes.len()].copy_from_slice(&all[lanes.clone()]);
 }
 
-/// Prefetches what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the one
-/// `next` rows further on.
+/// Prefetches a share of what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the one
+/// `next` rows further on: that of its `part`-th 32 columns.
 #[inline(always)]
-fn prefetch_ahead<S: Simd, D: Format>(s: S, tile: &Tile<'_>, index: usize, next: usize) {
+fn prefetch_ahead<S: Simd, D: Format>(
+    s: S,
+    tile: &Tile<'_>,
+    index: usize,
+    part: usize,
+    next: usize,
+) {
     let len = D::DTYPE.block_bytes();
     let mut ahead = index * len + PREFETCH_BYTES;
     if ahead >= tile.row_bytes() {
         ahead += (next - 1) * tile.row_bytes();
     }
-    let mut line = ahead.next_multiple_of(64);
-    while line < ahead + len {
-        s.prefetch(tile, line);
-        line += 64;
-    }
+    prefetch_rows::<S, D>(s, tile, ahead, part, 0);
 }

@@ -351,9 +351,9 @@ impl<D: Format, P: Packing> Kernel for Pack<'_, '_, D, P> {
         let words = self.words.chunks_exact_mut(parts::<D>());
         let scales = self.scales.chunks_exact_mut(parts::<D>());
         for (index, (words, scales)) in words.zip(scales).enumerate() {
-            prefetch_ahead::<S, D>(s, self.tile, first + index, S::TILES * LANES);
             let header = D::header(s, self.tile, first + index);
             for (part, (words, scales)) in words.iter_mut().zip(scales).enumerate() {
+                prefetch_ahead::<S, D>(s, self.tile, first + index, part, S::TILES * LANES);
                 let block = D::block(s, self.tile, first + index, part, &header);
                 P::pack(s, &block, D::OFFSET, words);
                 scales.store(s, D::Extra::EXTRA, &block);

@@ -19,6 +19,7 @@ use super::formats::{
 };
 use super::grids::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, weights};
 use super::panel::{Extra, HasExtra};
+use super::streams::prefetch_next_rows;
 use super::{parts, store};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
@@ -346,16 +347,11 @@ impl<D: Row> Kernel for Rows<'_, D> {
             mut first,
             mut out,
         } = self.0;
-        let bytes = D::DTYPE.block_bytes();
         let blocks = weights.cols() / D::DTYPE.block_len();
         while !out.is_empty() {
             let tile = Tile::new(weights, first);
             let mut sums = s.splat(0.0);
             for index in 0..blocks {
-                // While sixteen rows are read, the next sixteen are prefetched front to back.
-                for line in (0..LANES * bytes).step_by(64) {
-                    s.prefetch_far(tile.address(LANES, index * LANES * bytes + line));
-                }
                 let place = Place::<S, D> {
                     tile: &tile,
                     index,
@@ -364,8 +360,10 @@ impl<D: Row> Kernel for Rows<'_, D> {
                 };
                 // Two at a time, so that which nibbles are read is known when this is compiled.
                 for part in (0..parts::<D>()).step_by(2) {
+                    prefetch_next_rows::<S, D>(s, &tile, index, part);
                     sums = place.add(s, part, x, sums);
                     if parts::<D>() > 1 {
+                        prefetch_next_rows::<S, D>(s, &tile, index, part + 1);
                         sums = place.add(s, part + 1, x, sums);
                     }
                 }

@@ -8,7 +8,9 @@ use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
-use super::streams::{AHEAD_BYTES, FEW_TOKENS, Place, Write, rows_of_streams};
+use super::streams::{
+    FEW_TOKENS, Place, Write, prefetch_next_rows, prefetch_same_rows, rows_of_streams,
+};
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
 use crate::grid::Block;
@@ -184,30 +186,19 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
         let mut call = self.0;
         let (tile, first) = (call.tile, call.columns.start / parts::<D>());
         let keeps = call.x.tokens() > call.tokens.end;
-        let (len, neighbours) = (
-            D::DTYPE.block_bytes(),
-            matches!(call.place, Place::Neighbours(..)),
-        );
+        let neighbours = matches!(call.place, Place::Neighbours(..));
         let mut sums = call.load::<S, T>(s);
         let x = call.activations::<T>().chunks_exact(parts::<D>());
         let words = Words::blocks_mut(&mut call.buffer.words).chunks_exact_mut(parts::<D>());
         let scales = call.buffer.scales.chunks_exact_mut(parts::<D>());
         for (index, ((x, words), scales)) in (first..).zip(x.zip(words).zip(scales)) {
-            if neighbours {
-                // While sixteen rows are read, the next sixteen are prefetched front to back.
-                for line in (0..LANES * len).step_by(64) {
-                    s.prefetch_far(tile.address(LANES, index * LANES * len + line));
-                }
-            } else {
-                let block = index * len..(index + 1) * len;
-                for line in (block.start.next_multiple_of(64)..block.end).step_by(64) {
-                    for row in 0..LANES {
-                        s.prefetch_line(tile.address(row, line + AHEAD_BYTES));
-                    }
-                }
-            }
             let header = D::header(s, tile, index);
             for (part, x) in x.iter().enumerate() {
+                if neighbours {
+                    prefetch_next_rows::<S, D>(s, tile, index, part);
+                } else {
+                    prefetch_same_rows::<S, D>(s, tile, index, part);
+                }
                 let mut block = D::block(s, tile, index, part, &header);
                 for g in 0..8 {
                     block.words[g] = s.weights(block.words[g], D::OFFSET.wrapping_neg() as i8);

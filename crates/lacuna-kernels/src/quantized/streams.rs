@@ -6,8 +6,11 @@
 
 use std::ops::Range;
 
+use super::formats::Format;
+use super::parts;
 use crate::grid::Block;
 use crate::simd::{Chunk, Kernel, LANES, Simd, each};
+use crate::tile::Tile;
 
 /// Bytes after which addresses fall into the same sets of a first-level cache.
 const WAY_BYTES: usize = 4 << 10;
@@ -36,6 +39,63 @@ pub(super) enum Place {
     Neighbours(usize, Range<usize>),
     /// A row of each stream: its number in them.
     Streams(usize),
+}
+
+/// Prefetches what is read after a file block, for its `part`-th 32 columns: of the next sixteen rows, front to back.
+#[inline(always)]
+pub(super) fn prefetch_next_rows<S: Simd, D: Format>(
+    s: S,
+    tile: &Tile<'_>,
+    index: usize,
+    part: usize,
+) {
+    let bytes = LANES * D::DTYPE.block_bytes();
+    for line in share_of_part::<D>(bytes.div_ceil(64), part) {
+        s.prefetch_far(tile.address(LANES, index * bytes + 64 * line));
+    }
+}
+
+/// The same of these sixteen rows, [`AHEAD_BYTES`] further on.
+#[inline(always)]
+pub(super) fn prefetch_same_rows<S: Simd, D: Format>(
+    s: S,
+    tile: &Tile<'_>,
+    index: usize,
+    part: usize,
+) {
+    prefetch_rows::<S, D>(s, tile, index * D::DTYPE.block_bytes(), part, AHEAD_BYTES);
+}
+
+/// Prefetches what lies so far ahead of the bytes of a file block from `start` on, in some of sixteen rows.
+#[inline(always)]
+pub(super) fn prefetch_rows<S: Simd, D: Format>(
+    s: S,
+    tile: &Tile<'_>,
+    start: usize,
+    part: usize,
+    ahead: usize,
+) {
+    let bytes = D::DTYPE.block_bytes();
+    let first = start.next_multiple_of(64);
+    let lines = bytes / 64;
+    let one_more = first + 64 * lines < start + bytes;
+    for row in share_of_part::<D>(LANES, part) {
+        // All lines but one are constants, because a branch for each takes as long as the fetch.
+        for line in 0..lines {
+            s.prefetch_line(tile.address(row, first + 64 * line + ahead));
+        }
+        if one_more {
+            s.prefetch_line(tile.address(row, first + 64 * lines + ahead));
+        }
+    }
+}
+
+/// Which of `count` prefetches of a file block are made for its `part`-th 32 columns, at least. All at once are more than a
+/// processor waits for at a time, and what is read meanwhile would wait for them: up to half of the time of a type of 256 columns.
+#[inline(always)]
+fn share_of_part<D: Format>(count: usize, part: usize) -> Range<usize> {
+    let each = count.div_ceil(parts::<D>());
+    part * each..(part + 1) * each
 }
 
 /// Sums of some tokens and rows of streams, kept until there are as many neighbours as lanes: to write each where it belongs

@@ -542,14 +542,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ) -> Self::F {
         self.fused(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
     }
-    /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
-    /// anywhere.
-    #[inline(always)]
-    fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for row in 0..LANES {
-            self.prefetch_line(tile.address(row, at));
-        }
-    }
     /// Hints that the cache line of an address, which may be any, will be read soon.
     fn prefetch_line(self, address: *const u8);
     /// The same, less soon: it goes to the second-level cache.

@@ -34,7 +34,8 @@ impl<S: Simd> Q2KHeader<S> {
     #[inline(always)]
     fn sub_block(&self, s: S, index: usize) -> [S::U; 2] {
         let byte = s.u_shr(self.scales[index / 4], 8 * (index % 4) as u32);
-        [byte, s.u_shr(byte, 4)].map(|nibble| s.u_and(nibble, s.u_splat(15)))
+        let fifteen = s.u_splat(15);
+        [s.u_and(byte, fifteen), s.u_and(s.u_shr(byte, 4), fifteen)]
     }
 }
 
@@ -68,14 +69,15 @@ impl Format for Q2K {
     ) -> PackedBlock<S> {
         let tile = &file_block::<Self>(tile, index);
         let weights = pairs(s, tile, 16, part);
-        let halves = [2 * part, 2 * part + 1].map(|index| header.sub_block(s, index));
-        let minimum = |half: usize| s.mul(header.minus_dmin, s.i_to_f32(halves[half][1]));
+        let halves: [_; 2] = each!([weights[0]; 2], |half| header.sub_block(s, 2 * part + half));
+        let minima: [_; 2] = each!(header.d, |half| s
+            .mul(header.minus_dmin, s.i_to_f32(halves[half][1])));
         PackedBlock {
             // `3 * 15` at most: no product reaches the next byte.
             words: each!(s.u_splat(0), |g| s.u_mul(weights[g], halves[g / 4][0])),
             scale: header.d,
-            extra: minimum(0),
-            second_minimum: minimum(1),
+            extra: minima[0],
+            second_minimum: minima[1],
         }
     }
 }
