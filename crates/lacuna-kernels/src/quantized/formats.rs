@@ -21,12 +21,15 @@ macro_rules! simple_format {
             #[inline(always)]
             fn header<S: Simd>(_: S, _: &Tile<'_>, _: usize) {}
 
+            shares_nothing!();
+
             #[inline(always)]
             fn block<S: Simd>(
                 $s: S,
                 $tile: &Tile<'_>,
                 index: usize,
                 _: usize,
+                (): &(),
                 (): &(),
             ) -> PackedBlock<S> {
                 let $tile = &file_block::<Self>($tile, index);
@@ -81,11 +84,18 @@ pub(super) trait Format {
     type FewPairs: Vectors;
     /// What the bytes of a block are larger by than its weights.
     const OFFSET: u8;
-    /// What several 32-column blocks of a file block have in common.
+    /// What all 32-column blocks of a file block have in common.
     type Header<S: Simd>: Copy;
+    /// How many 32-column blocks, one after the other, share bytes.
+    const SHARING: usize = 1;
+    /// Those bytes, which are brought to lanes once.
+    type Shared<S: Simd>: Copy;
 
     /// Reads the header of file block `index`.
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Self::Header<S>;
+
+    /// Reads what the `group`-th [`Format::SHARING`] blocks of columns of file block `index` share.
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, group: usize) -> Self::Shared<S>;
 
     /// Reads the `part`-th 32 columns of file block `index`.
     fn block<S: Simd>(
@@ -94,8 +104,20 @@ pub(super) trait Format {
         index: usize,
         part: usize,
         header: &Self::Header<S>,
+        shared: &Self::Shared<S>,
     ) -> PackedBlock<S>;
 }
+
+/// Items of a [`Format`] whose 32-column blocks share no bytes.
+macro_rules! shares_nothing {
+    () => {
+        type Shared<S: Simd> = ();
+
+        #[inline(always)]
+        fn shared<S: Simd>(_: S, _: &Tile<'_>, _: usize, _: usize) {}
+    };
+}
+use shares_nothing;
 
 /// File block `index` of each row.
 #[inline(always)]
@@ -301,8 +323,7 @@ impl<S: Simd> KHeader<S> {
 
 /// The nibbles of a sub-block, from 32 bytes that two sub-blocks share.
 #[inline(always)]
-fn k_nibbles<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8] {
-    let shared = columns32(s, tile, at + 32 * (part / 2));
+fn k_nibbles<S: Simd>(s: S, shared: &[S::U; 8], part: usize) -> [S::U; 8] {
     let shift = 4 * (part % 2) as u32;
     each!(s.u_splat(0), |g| s
         .u_and(s.u_shr(shared[g], shift), s.u_splat(0x0F0F_0F0F)))
@@ -317,6 +338,8 @@ impl Format for Q4K {
     type FewPairs = Narrow<4, 0>;
     const OFFSET: u8 = 0;
     type Header<S: Simd> = KHeader<S>;
+    const SHARING: usize = 2;
+    type Shared<S: Simd> = [S::U; 8];
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> KHeader<S> {
@@ -324,18 +347,22 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, group: usize) -> [S::U; 8] {
+        columns32(s, &file_block::<Self>(tile, index), 16 + 32 * group)
+    }
+
+    #[inline(always)]
     fn block<S: Simd>(
         s: S,
-        tile: &Tile<'_>,
-        index: usize,
+        _: &Tile<'_>,
+        _: usize,
         part: usize,
         header: &KHeader<S>,
+        shared: &[S::U; 8],
     ) -> PackedBlock<S> {
-        let tile = &file_block::<Self>(tile, index);
         let (scale, extra) = header.sub_block(s, part);
-        let words = k_nibbles(s, tile, 16, part);
         PackedBlock {
-            words,
+            words: k_nibbles(s, shared, part),
             scale,
             extra,
             second_minimum: extra,
@@ -351,25 +378,33 @@ impl Format for Q5K {
     type Pairs = Narrow<5, 0>;
     type FewPairs = Narrow<5, 0>;
     const OFFSET: u8 = 0;
-    type Header<S: Simd> = KHeader<S>;
+    /// The fifth bits of all sub-blocks beside it.
+    type Header<S: Simd> = (KHeader<S>, [S::U; 8]);
+    const SHARING: usize = 2;
+    type Shared<S: Simd> = [S::U; 8];
 
     #[inline(always)]
-    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> KHeader<S> {
-        KHeader::read(s, &file_block::<Self>(tile, index))
+    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Self::Header<S> {
+        let tile = &file_block::<Self>(tile, index);
+        (KHeader::read(s, tile), columns32(s, tile, 16))
+    }
+
+    #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, group: usize) -> [S::U; 8] {
+        columns32(s, &file_block::<Self>(tile, index), 48 + 32 * group)
     }
 
     #[inline(always)]
     fn block<S: Simd>(
         s: S,
-        tile: &Tile<'_>,
-        index: usize,
+        _: &Tile<'_>,
+        _: usize,
         part: usize,
-        header: &KHeader<S>,
+        (header, high): &Self::Header<S>,
+        shared: &[S::U; 8],
     ) -> PackedBlock<S> {
-        let tile = &file_block::<Self>(tile, index);
         let (scale, extra) = header.sub_block(s, part);
-        let low = k_nibbles(s, tile, 48, part);
-        let high = columns32(s, tile, 16);
+        let low = k_nibbles(s, shared, part);
         let words = each!(s.u_splat(0), |g| {
             let bit = s.u_and(s.u_shr(high[g], part as u32), s.u_splat(0x0101_0101));
             s.u_or(low[g], s.u_shl(bit, 4))
@@ -409,6 +444,9 @@ impl Format for Q6K {
     type FewPairs = Narrow<6, 32>;
     const OFFSET: u8 = 32;
     type Header<S: Simd> = Q6KHeader<S>;
+    const SHARING: usize = 4;
+    /// Nibbles, and two bits each.
+    type Shared<S: Simd> = [[S::U; 8]; 3];
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q6KHeader<S> {
@@ -420,17 +458,26 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> Self::Shared<S> {
+        let tile = &file_block::<Self>(tile, index);
+        [
+            columns32(s, tile, 64 * half),
+            columns32(s, tile, 64 * half + 32),
+            columns32(s, tile, 128 + 32 * half),
+        ]
+    }
+
+    #[inline(always)]
     fn block<S: Simd>(
         s: S,
-        tile: &Tile<'_>,
-        index: usize,
+        _: &Tile<'_>,
+        _: usize,
         part: usize,
         header: &Q6KHeader<S>,
+        shared: &Self::Shared<S>,
     ) -> PackedBlock<S> {
-        let tile = &file_block::<Self>(tile, index);
-        let (half, quarter) = (part / 4, part % 4);
-        let low = columns32(s, tile, 64 * half + 32 * (quarter % 2));
-        let high = columns32(s, tile, 128 + 32 * half);
+        let quarter = part % 4;
+        let (low, high) = (&shared[quarter % 2], &shared[2]);
         let (low_shift, high_shift) = (4 * (quarter / 2) as u32, 2 * quarter as u32);
         let words = each!(s.u_splat(0), |g| {
             let low = s.u_and(s.u_shr(low[g], low_shift), s.u_splat(0x0F0F_0F0F));

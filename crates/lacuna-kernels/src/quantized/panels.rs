@@ -352,11 +352,14 @@ impl<D: Format, P: Packing> Kernel for Pack<'_, '_, D, P> {
         let scales = self.scales.chunks_exact_mut(parts::<D>());
         for (index, (words, scales)) in words.zip(scales).enumerate() {
             let header = D::header(s, self.tile, first + index);
-            for (part, (words, scales)) in words.iter_mut().zip(scales).enumerate() {
-                prefetch_ahead::<S, D>(s, self.tile, first + index, part, S::TILES * LANES);
-                let block = D::block(s, self.tile, first + index, part, &header);
-                P::pack(s, &block, D::OFFSET, words);
-                scales.store(s, D::Extra::EXTRA, &block);
+            for group in 0..parts::<D>() / D::SHARING {
+                let shared = D::shared(s, self.tile, first + index, group);
+                for part in group * D::SHARING..(group + 1) * D::SHARING {
+                    prefetch_ahead::<S, D>(s, self.tile, first + index, part, S::TILES * LANES);
+                    let block = D::block(s, self.tile, first + index, part, &header, &shared);
+                    P::pack(s, &block, D::OFFSET, &mut words[part]);
+                    scales[part].store(s, D::Extra::EXTRA, &block);
+                }
             }
         }
     }

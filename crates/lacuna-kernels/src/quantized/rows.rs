@@ -291,7 +291,8 @@ impl<S: Simd, D: Row> Place<'_, S, D> {
         let at = self.index * parts::<D>() + part;
         let [all, second] = dots::<S, D>(s, &self.block, part, &Values::of::<D>(x, at));
         // Of which the words are not read.
-        let scales = D::block(s, self.tile, self.index, part, &self.header);
+        let shared = D::shared(s, self.tile, self.index, part / D::SHARING);
+        let scales = D::block(s, self.tile, self.index, part, &self.header, &shared);
         let unit = s.splat(x.scale[at]);
         let sums = s.dot_end(all, scales.scale, unit, sums);
         match D::Extra::EXTRA {

@@ -193,23 +193,26 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
         let scales = call.buffer.scales.chunks_exact_mut(parts::<D>());
         for (index, ((x, words), scales)) in (first..).zip(x.zip(words).zip(scales)) {
             let header = D::header(s, tile, index);
-            for (part, x) in x.iter().enumerate() {
-                if neighbours {
-                    prefetch_next_rows::<S, D>(s, tile, index, part);
-                } else {
-                    prefetch_same_rows::<S, D>(s, tile, index, part);
-                }
-                let mut block = D::block(s, tile, index, part, &header);
-                for g in 0..8 {
-                    block.words[g] = s.weights(block.words[g], D::OFFSET.wrapping_neg() as i8);
-                }
-                if keeps {
-                    for g in 0..8 {
-                        s.u_store(block.words[g], &mut words[part][g].0);
+            for group in 0..parts::<D>() / D::SHARING {
+                let shared = D::shared(s, tile, index, group);
+                for part in group * D::SHARING..(group + 1) * D::SHARING {
+                    if neighbours {
+                        prefetch_next_rows::<S, D>(s, tile, index, part);
+                    } else {
+                        prefetch_same_rows::<S, D>(s, tile, index, part);
                     }
-                    scales[part].store(s, D::Extra::EXTRA, &block);
+                    let mut block = D::block(s, tile, index, part, &header, &shared);
+                    for g in 0..8 {
+                        block.words[g] = s.weights(block.words[g], D::OFFSET.wrapping_neg() as i8);
+                    }
+                    if keeps {
+                        for g in 0..8 {
+                            s.u_store(block.words[g], &mut words[part][g].0);
+                        }
+                        scales[part].store(s, D::Extra::EXTRA, &block);
+                    }
+                    step(s, D::Extra::EXTRA, &block, &x[part], &mut sums);
                 }
-                step(s, D::Extra::EXTRA, &block, x, &mut sums);
             }
         }
         call.store(s, &sums);

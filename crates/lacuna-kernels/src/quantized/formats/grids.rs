@@ -1,6 +1,6 @@
 //! Types whose weights are points of a table: rows are read one by one.
 
-use super::{Format, file_block, row_by_row};
+use super::{Format, file_block, row_by_row, shares_nothing};
 use crate::dtype::DType;
 use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, OFFSET, weights};
 use crate::quantized::packing::Narrow;
@@ -18,6 +18,7 @@ macro_rules! grid_format {
             type FewPairs = Narrow<7, 64>;
             const OFFSET: u8 = OFFSET;
             type Header<S: Simd> = S::F;
+            shares_nothing!();
 
             #[inline(always)]
             fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
@@ -32,6 +33,7 @@ macro_rules! grid_format {
                 index: usize,
                 part: usize,
                 d: &S::F,
+                (): &(),
             ) -> PackedBlock<S> {
                 block::<S, Self>(s, &file_block::<Self>(tile, index), part, *d)
             }

@@ -1,6 +1,6 @@
 //! Types whose nibbles name one of sixteen levels.
 
-use super::{Format, file_block, nibbles};
+use super::{Format, file_block, nibbles, shares_nothing};
 use crate::dtype::DType;
 use crate::quantized::codebooks::{FLOATS, FLOATS_OFFSET, LEVELS, as_bytes};
 use crate::quantized::packing::{Bytes, Narrow, Wide};
@@ -70,6 +70,7 @@ impl Format for Iq4Xs {
     type FewPairs = Bytes;
     const OFFSET: u8 = 0;
     type Header<S: Simd> = Iq4XsHeader<S>;
+    shares_nothing!();
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Iq4XsHeader<S> {
@@ -89,6 +90,7 @@ impl Format for Iq4Xs {
         index: usize,
         part: usize,
         header: &Iq4XsHeader<S>,
+        (): &(),
     ) -> PackedBlock<S> {
         let tile = &file_block::<Self>(tile, index);
         let low = s.u_and(s.u_shr(header.low, 4 * part as u32), s.u_splat(15));

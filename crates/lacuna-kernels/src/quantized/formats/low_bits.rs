@@ -1,6 +1,6 @@
 //! Types of two and three bits, and of three levels.
 
-use super::{Format, columns32, file_block, row_by_row, scale_and_min};
+use super::{Format, columns32, file_block, row_by_row, scale_and_min, shares_nothing};
 use crate::dtype::DType;
 use crate::quantized::codebooks::ternary_digits;
 use crate::quantized::packing::Narrow;
@@ -8,10 +8,9 @@ use crate::quantized::panel::{PackedBlock, Plain, WithSecondScale, WithTwoMinima
 use crate::simd::{Simd, each};
 use crate::tile::Tile;
 
-/// Two bits of each byte, of which four blocks of columns share 32 bytes.
+/// Two bits of each byte, of 32 that four blocks of columns share.
 #[inline(always)]
-fn pairs<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8] {
-    let shared = columns32(s, tile, at + 32 * (part / 4));
+fn pairs<S: Simd>(s: S, shared: &[S::U; 8], part: usize) -> [S::U; 8] {
     let shift = 2 * (part % 4) as u32;
     each!(s.u_splat(0), |g| s
         .u_and(s.u_shr(shared[g], shift), s.u_splat(0x0303_0303)))
@@ -47,6 +46,13 @@ impl Format for Q2K {
     type FewPairs = Narrow<6, 0>;
     const OFFSET: u8 = 0;
     type Header<S: Simd> = Q2KHeader<S>;
+    const SHARING: usize = 4;
+    type Shared<S: Simd> = [S::U; 8];
+
+    #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> [S::U; 8] {
+        columns32(s, &file_block::<Self>(tile, index), 16 + 32 * half)
+    }
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q2KHeader<S> {
@@ -62,13 +68,13 @@ impl Format for Q2K {
     #[inline(always)]
     fn block<S: Simd>(
         s: S,
-        tile: &Tile<'_>,
-        index: usize,
+        _: &Tile<'_>,
+        _: usize,
         part: usize,
         header: &Q2KHeader<S>,
+        shared: &[S::U; 8],
     ) -> PackedBlock<S> {
-        let tile = &file_block::<Self>(tile, index);
-        let weights = pairs(s, tile, 16, part);
+        let weights = pairs(s, shared, part);
         let halves: [_; 2] = each!([weights[0]; 2], |half| header.sub_block(s, 2 * part + half));
         let minima: [_; 2] = each!(header.d, |half| s
             .mul(header.minus_dmin, s.i_to_f32(halves[half][1])));
@@ -90,6 +96,8 @@ pub(in crate::quantized) struct Q3KHeader<S: Simd> {
     d: S::F,
     /// Sixteen scales of 6 bits: nibbles in eight bytes, then two bits each.
     packed: [S::U; 3],
+    /// The third bits of all columns.
+    third: [S::U; 8],
 }
 
 impl<S: Simd> Q3KHeader<S> {
@@ -114,6 +122,13 @@ impl Format for Q3K {
     type FewPairs = Narrow<5, 4>;
     const OFFSET: u8 = 4;
     type Header<S: Simd> = Q3KHeader<S>;
+    const SHARING: usize = 4;
+    type Shared<S: Simd> = [S::U; 8];
+
+    #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> [S::U; 8] {
+        columns32(s, &file_block::<Self>(tile, index), 32 + 32 * half)
+    }
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q3KHeader<S> {
@@ -122,22 +137,25 @@ impl Format for Q3K {
         Q3KHeader {
             d: s.f16_column(tile, 108),
             packed,
+            third: columns32(s, tile, 0),
         }
     }
 
     #[inline(always)]
     fn block<S: Simd>(
         s: S,
-        tile: &Tile<'_>,
-        index: usize,
+        _: &Tile<'_>,
+        _: usize,
         part: usize,
         header: &Q3KHeader<S>,
+        shared: &[S::U; 8],
     ) -> PackedBlock<S> {
-        let tile = &file_block::<Self>(tile, index);
-        let low = pairs(s, tile, 32, part);
-        let high = columns32(s, tile, 0);
+        let low = pairs(s, shared, part);
         let words = each!(s.u_splat(0), |g| {
-            let bit = s.u_and(s.u_shr(high[g], part as u32), s.u_splat(0x0101_0101));
+            let bit = s.u_and(
+                s.u_shr(header.third[g], part as u32),
+                s.u_splat(0x0101_0101),
+            );
             s.u_or(low[g], s.u_shl(bit, 2))
         });
         let scale = header.scale(s, 2 * part);
@@ -152,7 +170,10 @@ impl Format for Q3K {
 
 /// Implements [`Format`] for a type of three levels, 256 columns of one scale.
 macro_rules! ternary {
-    ($name:ident, $scale:literal, |$s:ident, $tile:ident, $part:ident| $words:expr) => {
+    (
+        $name:ident, $scale:literal, |$s:ident, $tile:ident, $part:ident, $shared:ident| $words:expr,
+        { $($shares:tt)* }
+    ) => {
         pub(in crate::quantized) struct $name;
 
         impl Format for $name {
@@ -162,6 +183,7 @@ macro_rules! ternary {
             type FewPairs = Narrow<4, 1>;
             const OFFSET: u8 = 1;
             type Header<S: Simd> = S::F;
+            $($shares)*
 
             #[inline(always)]
             fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
@@ -175,6 +197,7 @@ macro_rules! ternary {
                 index: usize,
                 $part: usize,
                 scale: &S::F,
+                $shared: &Self::Shared<S>,
             ) -> PackedBlock<S> {
                 let $tile = &file_block::<Self>($tile, index);
                 PackedBlock {
@@ -188,9 +211,29 @@ macro_rules! ternary {
     };
 }
 
-ternary!(Tq2_0, 64, |s, tile, part| pairs(s, tile, 0, part));
+ternary!(
+    Tq2_0,
+    64,
+    |s, _tile, part, shared| pairs(s, shared, part),
+    {
+        const SHARING: usize = 4;
+        type Shared<S: Simd> = [S::U; 8];
 
-ternary!(Tq1_0, 52, |s, tile, part| {
-    let words = row_by_row(tile, part, ternary_digits);
-    each!(s.u_splat(0), |g| s.u_load(&words[g]))
-});
+        #[inline(always)]
+        fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> [S::U; 8] {
+            columns32(s, &file_block::<Self>(tile, index), 32 * half)
+        }
+    }
+);
+
+ternary!(
+    Tq1_0,
+    52,
+    |s, tile, part, _shared| {
+        let words = row_by_row(tile, part, ternary_digits);
+        each!(s.u_splat(0), |g| s.u_load(&words[g]))
+    },
+    {
+        shares_nothing!();
+    }
+);
