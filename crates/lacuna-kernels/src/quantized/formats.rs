@@ -69,7 +69,7 @@ pub(super) use low_bits::{Q2K, Q3K, Tq1_0, Tq2_0};
 use super::packing::{Bytes, Narrow, Vectors, Wide};
 use super::panel::{HasExtra, PackedBlock, Plain, WithMinimum, WithSecondScale};
 use crate::dtype::DType;
-use crate::simd::{LANES, Simd, each};
+use crate::simd::{Simd, each};
 use crate::tile::Tile;
 
 /// A quantized storage type.
@@ -124,27 +124,6 @@ use shares_nothing;
 pub(super) fn file_block<'a, D: Format>(tile: &Tile<'a>, index: usize) -> Tile<'a> {
     let bytes = D::DTYPE.block_bytes();
     tile.part(index * bytes, bytes)
-}
-
-/// What `read` makes of the `part`-th 32 columns of each row's file block, as words and lanes.
-///
-/// For types that no operation on lanes unpacks well. It is one function for all of them and all levels,
-/// because each copy would be as large as sixteen rows are.
-#[inline(never)]
-fn row_by_row(
-    tile: &Tile<'_>,
-    part: usize,
-    read: fn(&[u8], usize) -> [u64; 4],
-) -> [[u32; LANES]; 8] {
-    let mut words = [[0; LANES]; 8];
-    for row in 0..LANES {
-        let eights = read(tile.row(row), part);
-        for (two, eight) in words.as_chunks_mut::<2>().0.iter_mut().zip(eights) {
-            two[0][row] = eight as u32;
-            two[1][row] = (eight >> 32) as u32;
-        }
-    }
-    words
 }
 
 /// Both halves of 16 bytes per row: the low nibbles are words 0 to 3, the high ones 4 to 7.

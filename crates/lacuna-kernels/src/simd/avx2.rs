@@ -792,6 +792,11 @@ impl<B: Bytes> Simd for Avx2<B> {
     }
 
     #[inline(always)]
+    fn u_xor(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_xor_si256(a, b))
+    }
+
+    #[inline(always)]
     fn u_mul(self, a: Self::U, b: Self::U) -> Self::U {
         both!(|a, b| _mm256_mullo_epi32(a, b))
     }
@@ -984,6 +989,11 @@ impl<B: Bytes> Simd for Avx2<B> {
     #[inline(always)]
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U {
         both!(|a, b| _mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn u_sub(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_sub_epi32(a, b))
     }
 
     #[inline(always)]

@@ -528,6 +528,12 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn u_xor(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
     fn u_mul(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_mullo_epi32(a, b) }
@@ -723,6 +729,12 @@ impl Simd for Avx512Vnni {
     fn u_add(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn u_sub(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_sub_epi32(a, b) }
     }
 
     #[inline(always)]

@@ -265,6 +265,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn u_store(self, x: Self::U, out: &mut [u32; 16]);
     fn u_and(self, a: Self::U, b: Self::U) -> Self::U;
     fn u_or(self, a: Self::U, b: Self::U) -> Self::U;
+    fn u_xor(self, a: Self::U, b: Self::U) -> Self::U;
     fn u_mul(self, a: Self::U, b: Self::U) -> Self::U;
     fn u_shl(self, x: Self::U, bits: u32) -> Self::U;
     fn u_shr(self, x: Self::U, bits: u32) -> Self::U;
@@ -490,6 +491,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U;
+    fn u_sub(self, a: Self::U, b: Self::U) -> Self::U;
     /// Sixteen little-endian u16, eight from each.
     fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U;
     /// Sixteen binary16.

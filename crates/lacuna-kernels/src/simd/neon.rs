@@ -595,6 +595,11 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
+    fn u_xor(self, a: Self::U, b: Self::U) -> Self::U {
+        four!(|a, b| veorq_u32(a, b))
+    }
+
+    #[inline(always)]
     fn u_mul(self, a: Self::U, b: Self::U) -> Self::U {
         four!(|a, b| vmulq_u32(a, b))
     }
@@ -725,6 +730,11 @@ impl<B: Bytes> Simd for Neon<B> {
     #[inline(always)]
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U {
         four!(|a, b| vaddq_u32(a, b))
+    }
+
+    #[inline(always)]
+    fn u_sub(self, a: Self::U, b: Self::U) -> Self::U {
+        four!(|a, b| vsubq_u32(a, b))
     }
 
     #[inline(always)]

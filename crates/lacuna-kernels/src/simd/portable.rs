@@ -228,6 +228,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn u_xor(self, a: U, b: U) -> U {
+        zip(a, b, |a, b| a ^ b)
+    }
+
+    #[inline(always)]
     fn u_mul(self, a: U, b: U) -> U {
         zip(a, b, u32::wrapping_mul)
     }
@@ -302,6 +307,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn u_add(self, a: U, b: U) -> U {
         zip(a, b, u32::wrapping_add)
+    }
+
+    #[inline(always)]
+    fn u_sub(self, a: U, b: U) -> U {
+        zip(a, b, u32::wrapping_sub)
     }
 
     #[inline(always)]

@@ -1,16 +1,23 @@
-//! Types whose weights are points of a table: rows are read one by one.
+//! Types whose weights are points of a table: points are looked up row by row, and what is beside them is read as
+//! lanes.
 
-use super::{Format, file_block, row_by_row, shares_nothing};
+use super::{Format, columns32, file_block};
 use crate::dtype::DType;
-use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, OFFSET, weights};
+use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, OFFSET};
 use crate::quantized::packing::Narrow;
 use crate::quantized::panel::{PackedBlock, Plain, WithSecondScale};
 use crate::simd::{LANES, Simd, each};
 use crate::tile::Tile;
 
-/// Implements [`Format`] for a type.
+/// Blocks of columns of a file block.
+const PARTS: usize = 8;
+
+/// Words of which lanes are rows, for each block of columns.
+type Words<S> = [<S as Simd>::U; PARTS];
+
+/// Implements [`Format`] for a type: what it has besides one scale, and how its signs and scales are read.
 macro_rules! grid_format {
-    ($($name:ident: $extra:ty,)+) => {$(
+    ($name:ident, $extra:ty, |$s:ident, $tile:ident| $signs_and_scales:expr) => {
         impl Format for $name {
             const DTYPE: DType = <$name as Grid>::DTYPE;
             type Extra = $extra;
@@ -18,7 +25,8 @@ macro_rules! grid_format {
             type FewPairs = Narrow<7, 64>;
             const OFFSET: u8 = OFFSET;
             type Header<S: Simd> = S::F;
-            shares_nothing!();
+            const SHARING: usize = PARTS;
+            type Shared<S: Simd> = FileBlock<S>;
 
             #[inline(always)]
             fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
@@ -27,49 +35,190 @@ macro_rules! grid_format {
             }
 
             #[inline(always)]
+            fn shared<S: Simd>($s: S, tile: &Tile<'_>, index: usize, _: usize) -> FileBlock<S> {
+                let $tile = &file_block::<Self>(tile, index);
+                let [signs, scales] = $signs_and_scales;
+                let mut block = FileBlock {
+                    magnitudes: Magnitudes([[[[0; 8]; 4]; PARTS]; LANES]),
+                    signs,
+                    scales,
+                };
+                block.magnitudes.look_up::<Self>($tile);
+                block
+            }
+
+            #[inline(always)]
             fn block<S: Simd>(
                 s: S,
-                tile: &Tile<'_>,
-                index: usize,
+                _: &Tile<'_>,
+                _: usize,
                 part: usize,
                 d: &S::F,
-                (): &(),
+                shared: &FileBlock<S>,
             ) -> PackedBlock<S> {
-                block::<S, Self>(s, &file_block::<Self>(tile, index), part, *d)
+                shared.block(s, part, *d)
             }
         }
-    )+};
+    };
 }
 
-grid_format! {
-    Iq3S: Plain,
-    Iq3Xxs: Plain,
-    Iq2S: WithSecondScale,
-    Iq2Xs: WithSecondScale,
-    Iq2Xxs: Plain,
-}
+grid_format!(Iq2Xxs, Plain, |s, tile| {
+    let words: [_; 4] = each!([s.u_splat(0); 4], |two| s.columns(tile, 2 + 16 * two));
+    // Every other word holds indices.
+    signs_beside_scales(
+        s,
+        each!(s.u_splat(0), |part| words[part / 2][1 + part % 2 * 2]),
+    )
+});
 
+grid_format!(Iq2Xs, WithSecondScale, |s, tile| {
+    let words: [_; 4] = each!([s.u_splat(0); 4], |two| s.columns(tile, 2 + 16 * two));
+    let [.., first, second] = s.columns(tile, 58);
+    // The upper seven bits of halves of words.
+    let seven = s.u_splat(0x7F);
+    let upper = |word: S::U| {
+        s.u_or(
+            s.u_and(s.u_shr(word, 9), seven),
+            s.u_shl(s.u_shr(word, 25), 8),
+        )
+    };
+    [
+        each!(seven, |part| {
+            let (words, at) = (&words[part / 2], part % 2 * 2);
+            even(
+                s,
+                s.u_or(upper(words[at]), s.u_shl(upper(words[at + 1]), 16)),
+            )
+        }),
+        bytes_apart(s, [first, second]),
+    ]
+});
+
+grid_format!(Iq2S, WithSecondScale, |s, tile| {
+    let [.., first, second] = s.columns(tile, 66);
+    [columns32(s, tile, 34), bytes_apart(s, [first, second])]
+});
+
+grid_format!(Iq3Xxs, Plain, |s, tile| signs_beside_scales(
+    s,
+    columns32(s, tile, 66)
+));
+
+grid_format!(Iq3S, Plain, |s, tile| {
+    let [.., scales] = s.columns(tile, 94);
+    let scales = each!(scales, |part| s.u_shr(scales, 4 * part as u32));
+    [columns32(s, tile, 74), scales]
+});
+
+/// Signs and scales of words that hold four times seven signs and then four bits of scale.
 #[inline(always)]
-fn block<S: Simd, G: Grid>(s: S, tile: &Tile<'_>, part: usize, d: S::F) -> PackedBlock<S> {
-    let words = row_by_row(tile, part, weights::<G>);
-    let scales = scales(tile, part, G::scales);
-    let scale = |half: usize| s.mul(d, s.i_to_f32(s.u_load(&scales[half])));
-    PackedBlock {
-        words: each!(s.u_splat(0), |g| s.u_load(&words[g])),
-        scale: scale(0),
-        extra: scale(1),
-        second_minimum: d,
+fn signs_beside_scales<S: Simd>(s: S, words: Words<S>) -> [Words<S>; 2] {
+    [
+        each!(words[0], |part| {
+            let bits =
+                |mask: u32, shift: u32| s.u_shl(s.u_and(words[part], s.u_splat(mask)), shift);
+            let low = s.u_or(bits(0x7F, 0), bits(0x3F80, 1));
+            even(
+                s,
+                s.u_or(low, s.u_or(bits(0x1F_C000, 2), bits(0xFE0_0000, 3))),
+            )
+        }),
+        each!(words[0], |part| s.u_shr(words[part], 28)),
+    ]
+}
+
+/// Eight signs for each seven bits in a byte: the number of negative ones is even.
+#[inline(always)]
+fn even<S: Simd>(s: S, sevens: S::U) -> S::U {
+    // The lowest bit of each byte becomes the sum of all its bits; what comes from the next byte stays above it.
+    let sum = s.u_xor(sevens, s.u_shr(sevens, 4));
+    let sum = s.u_xor(sum, s.u_shr(sum, 2));
+    let sum = s.u_xor(sum, s.u_shr(sum, 1));
+    s.u_or(sevens, s.u_shl(s.u_and(sum, s.u_splat(0x0101_0101)), 7))
+}
+
+/// A byte for each block of columns, of two words, in the lowest of a word each.
+#[inline(always)]
+fn bytes_apart<S: Simd>(s: S, words: [S::U; 2]) -> Words<S> {
+    each!(words[0], |part| s
+        .u_shr(words[part / 4], 8 * (part % 4) as u32))
+}
+
+/// Magnitudes of sixteen rows.
+#[derive(Clone, Copy)]
+struct Magnitudes([[[[u8; 8]; 4]; PARTS]; LANES]);
+
+impl Magnitudes {
+    /// Row by row. It is one function for all levels, because points are looked up in the same way by each, and does all
+    /// columns before the first are brought to lanes: loads of several points at once would wait for stores of single ones.
+    #[inline(never)]
+    fn look_up<G: Grid>(&mut self, tile: &Tile<'_>) {
+        for (row, out) in self.0.iter_mut().enumerate() {
+            // Of a length that is known, so that nobody looks whether bytes are in it.
+            let block = &tile.row(row)[..G::DTYPE.block_bytes()];
+            for (part, out) in out.iter_mut().enumerate() {
+                for (out, eight) in out.iter_mut().zip(G::magnitudes(block, part)) {
+                    *out = eight.to_le_bytes();
+                }
+            }
+        }
+    }
+
+    /// The `part`-th 32 columns.
+    #[inline(always)]
+    fn columns<S: Simd>(&self, s: S, part: usize) -> [S::U; 8] {
+        let bytes = self.0.as_flattened().as_flattened().as_flattened();
+        let row = size_of_val(&self.0[0]);
+        columns32(s, &Tile::strided(bytes, row, row), 32 * part)
     }
 }
 
-/// The scales of both halves of a block of columns of each row, as lanes; see [`row_by_row`].
-#[inline(never)]
-fn scales(tile: &Tile<'_>, part: usize, read: fn(&[u8], usize) -> [u8; 2]) -> [[u32; LANES]; 2] {
-    let mut lanes = [[0; LANES]; 2];
-    for row in 0..LANES {
-        let [first, second] = read(tile.row(row), part);
-        lanes[0][row] = first.into();
-        lanes[1][row] = second.into();
+/// A file block of sixteen rows.
+#[derive(Clone, Copy)]
+pub(in crate::quantized) struct FileBlock<S: Simd> {
+    magnitudes: Magnitudes,
+    /// Of four columns in four bits, from the lowest on.
+    signs: Words<S>,
+    /// The bits of scales in the lowest four, those of a second half above them, if it has its own.
+    scales: Words<S>,
+}
+
+impl<S: Simd> FileBlock<S> {
+    /// The `part`-th 32 columns.
+    #[inline(always)]
+    fn block(&self, s: S, part: usize, d: S::F) -> PackedBlock<S> {
+        let magnitudes = self.magnitudes.columns(s, part);
+        let (signs, scales) = (self.signs[part], self.scales[part]);
+        PackedBlock {
+            words: each!(signs, |g| signed(
+                s,
+                magnitudes[g],
+                s.u_shr(signs, 4 * g as u32)
+            )),
+            scale: odd(s, d, scales),
+            extra: odd(s, d, s.u_shr(scales, 4)),
+            second_minimum: d,
+        }
     }
-    lanes
+}
+
+/// `d` times an odd number: twice the lowest four bits of each lane, and one.
+#[inline(always)]
+fn odd<S: Simd>(s: S, d: S::F, bits: S::U) -> S::F {
+    let twice = s.u_shl(s.u_and(bits, s.u_splat(15)), 1);
+    s.mul(d, s.i_to_f32(s.u_or(twice, s.u_splat(1))))
+}
+
+/// Magnitudes, with the signs that the lowest four bits of each lane say, and [`OFFSET`] larger.
+#[inline(always)]
+fn signed<S: Simd>(s: S, magnitudes: S::U, bits: S::U) -> S::U {
+    // Four bits times the constant puts bit `i` at bit `8 * i`, and others elsewhere.
+    let spread = s.u_mul(s.u_and(bits, s.u_splat(15)), s.u_splat(0x0020_4081));
+    let ones = s.u_and(spread, s.u_splat(0x0101_0101));
+    // 255 times them.
+    let negative = s.u_sub(s.u_shl(ones, 8), ones);
+    let twice = s.u_shl(s.u_and(magnitudes, negative), 1);
+    // No byte reaches the next one: magnitudes are less than the offset.
+    let offsets = s.u_splat(u32::from_ne_bytes([OFFSET; 4]));
+    s.u_sub(s.u_add(offsets, magnitudes), twice)
 }

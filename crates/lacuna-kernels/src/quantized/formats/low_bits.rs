@@ -1,8 +1,7 @@
 //! Types of two and three bits, and of three levels.
 
-use super::{Format, columns32, file_block, row_by_row, scale_and_min, shares_nothing};
+use super::{Format, columns32, file_block, scale_and_min, shares_nothing};
 use crate::dtype::DType;
-use crate::quantized::codebooks::ternary_digits;
 use crate::quantized::packing::Narrow;
 use crate::quantized::panel::{PackedBlock, Plain, WithSecondScale, WithTwoMinima};
 use crate::simd::{Simd, each};
@@ -168,72 +167,130 @@ impl Format for Q3K {
     }
 }
 
-/// Implements [`Format`] for a type of three levels, 256 columns of one scale.
-macro_rules! ternary {
-    (
-        $name:ident, $scale:literal, |$s:ident, $tile:ident, $part:ident, $shared:ident| $words:expr,
-        { $($shares:tt)* }
-    ) => {
-        pub(in crate::quantized) struct $name;
+pub(in crate::quantized) struct Tq2_0;
 
-        impl Format for $name {
-            const DTYPE: DType = DType::$name;
-            type Extra = Plain;
-            type Pairs = Narrow<4, 1>;
-            type FewPairs = Narrow<4, 1>;
-            const OFFSET: u8 = 1;
-            type Header<S: Simd> = S::F;
-            $($shares)*
+impl Format for Tq2_0 {
+    const DTYPE: DType = DType::Tq2_0;
+    type Extra = Plain;
+    type Pairs = Narrow<4, 1>;
+    type FewPairs = Narrow<4, 1>;
+    const OFFSET: u8 = 1;
+    type Header<S: Simd> = S::F;
+    const SHARING: usize = 4;
+    type Shared<S: Simd> = [S::U; 8];
 
-            #[inline(always)]
-            fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
-                s.f16_column(&file_block::<Self>(tile, index), $scale)
-            }
+    #[inline(always)]
+    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
+        s.f16_column(&file_block::<Self>(tile, index), 64)
+    }
 
-            #[inline(always)]
-            fn block<S: Simd>(
-                $s: S,
-                $tile: &Tile<'_>,
-                index: usize,
-                $part: usize,
-                scale: &S::F,
-                $shared: &Self::Shared<S>,
-            ) -> PackedBlock<S> {
-                let $tile = &file_block::<Self>($tile, index);
-                PackedBlock {
-                    words: $words,
-                    scale: *scale,
-                    extra: *scale,
-                    second_minimum: *scale,
-                }
-            }
+    #[inline(always)]
+    fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> [S::U; 8] {
+        columns32(s, &file_block::<Self>(tile, index), 32 * half)
+    }
+
+    #[inline(always)]
+    fn block<S: Simd>(
+        s: S,
+        _: &Tile<'_>,
+        _: usize,
+        part: usize,
+        scale: &S::F,
+        shared: &[S::U; 8],
+    ) -> PackedBlock<S> {
+        PackedBlock {
+            words: pairs(s, shared, part),
+            scale: *scale,
+            extra: *scale,
+            second_minimum: *scale,
         }
-    };
+    }
 }
 
-ternary!(
-    Tq2_0,
-    64,
-    |s, _tile, part, shared| pairs(s, shared, part),
-    {
-        const SHARING: usize = 4;
-        type Shared<S: Simd> = [S::U; 8];
+pub(in crate::quantized) struct Tq1_0;
 
-        #[inline(always)]
-        fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, half: usize) -> [S::U; 8] {
-            columns32(s, &file_block::<Self>(tile, index), 32 * half)
+/// What the sub-blocks of a `Tq1_0` block share.
+#[derive(Clone, Copy)]
+pub(in crate::quantized) struct Tq1_0Header<S: Simd> {
+    d: S::F,
+    /// Bytes of five digits: 32, of whose digits each is a sub-block, and sixteen, of whose digits each is half
+    /// a sub-block. Then four bytes of four digits.
+    bytes: [S::U; 13],
+}
+
+/// Where the digits of words of a sub-block are: in which words of the header from which on, and which of theirs.
+const DIGITS: [[(usize, usize); 8]; 8] = {
+    let mut digits = [[(0, 0); 8]; 8];
+    let mut i = 0;
+    while i < 64 {
+        let (part, g) = (i / 8, i % 8);
+        digits[part][g] = match part {
+            0..5 => (g, part),
+            5..7 => (8 + g % 4, 2 * (part - 5) + g / 4),
+            _ if g < 4 => (8 + g, 4),
+            _ => (12, g - 4),
+        };
+        i += 1;
+    }
+    digits
+};
+
+/// A digit of base 3 of each byte: see [`ternary_digits`](crate::quantized::codebooks::ternary_digits).
+#[inline(always)]
+fn ternary_digit<S: Simd>(s: S, bytes: S::U, digit: usize) -> S::U {
+    const POWERS: [u32; 5] = [1, 3, 9, 27, 81];
+    let (power, lower) = (s.u_splat(POWERS[digit]), s.u_splat(0x00FF_00FF));
+    // Of even bytes and of odd ones.
+    let digits: [_; 2] = each!(bytes, |odd| {
+        let fractions = s.u_and(s.u_shr(bytes, 8 * odd as u32), lower);
+        let rest = s.u_and(s.u_mul(fractions, power), lower);
+        // Three times the rest, whose upper byte is the digit.
+        s.u_and(s.u_shr(s.u_add(s.u_shl(rest, 1), rest), 8), lower)
+    });
+    s.u_or(digits[0], s.u_shl(digits[1], 8))
+}
+
+impl Format for Tq1_0 {
+    const DTYPE: DType = DType::Tq1_0;
+    type Extra = Plain;
+    type Pairs = Narrow<4, 1>;
+    type FewPairs = Narrow<4, 1>;
+    const OFFSET: u8 = 1;
+    type Header<S: Simd> = Tq1_0Header<S>;
+    shares_nothing!();
+
+    #[inline(always)]
+    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Tq1_0Header<S> {
+        let tile = &file_block::<Self>(tile, index);
+        let (first, second) = (columns32(s, tile, 0), s.columns(tile, 32));
+        let last = s.gather(tile, 48);
+        Tq1_0Header {
+            d: s.f16_column(tile, 52),
+            bytes: each!(last, |i| match i {
+                0..8 => first[i],
+                8..12 => second[i - 8],
+                _ => last,
+            }),
         }
     }
-);
 
-ternary!(
-    Tq1_0,
-    52,
-    |s, tile, part, _shared| {
-        let words = row_by_row(tile, part, ternary_digits);
-        each!(s.u_splat(0), |g| s.u_load(&words[g]))
-    },
-    {
-        shares_nothing!();
+    #[inline(always)]
+    fn block<S: Simd>(
+        s: S,
+        _: &Tile<'_>,
+        _: usize,
+        part: usize,
+        header: &Tq1_0Header<S>,
+        (): &(),
+    ) -> PackedBlock<S> {
+        PackedBlock {
+            words: each!(s.u_splat(0), |g| {
+                let (word, digit) = DIGITS[part][g];
+                ternary_digit(s, header.bytes[word], digit)
+            }),
+            scale: header.d,
+            extra: header.d,
+            second_minimum: header.d,
+        }
     }
-);
+}
