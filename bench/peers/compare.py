@@ -49,10 +49,10 @@ def arguments():
 
 
 def lacuna_settings():
-    """The default, and what rounds numbers to bf16 where the processor multiplies those."""
+    """The default, and both precisions where the processor multiplies numbers rounded to bf16."""
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features")))
-    rounded = {f"{LACUNA}, --matmul-precision bf16": ["--matmul-precision", "bf16"]}
-    return {LACUNA: []} | (rounded if "avx512_bf16" in flags else {})
+    precisions = ["f32", "bf16"] if "avx512_bf16" in flags else []
+    return {LACUNA: []} | {f"{LACUNA}, --matmul-precision {name}": ["--matmul-precision", name] for name in precisions}
 
 
 def output(command):

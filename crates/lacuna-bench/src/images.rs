@@ -93,7 +93,7 @@ pub(crate) fn run(args: &BenchImagesArgs) -> Result<()> {
     let products = encoder.products(grid);
     let (mut seconds, mut shares) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds.get() {
-        let limit = Rates::now(&cpu, args.cpu.matmul_precision).seconds(&products);
+        let limit = Rates::now(&cpu, cpu.precision()).seconds(&products);
         let start = Instant::now();
         encoder.encode(&cpu, (&pixels, grid), &mut scratch)?;
         let taken = start.elapsed().as_secs_f64();
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &BenchImagesArgs) -> Result<()> {
         machine: Machine::this(),
         model: args.model.model.clone(),
         threads: cpu.threads(),
-        matmul_precision: args.cpu.matmul_precision.name(),
+        matmul_precision: cpu.precision().name(),
         size: args.size,
         fitted,
         patches: grid.count(),

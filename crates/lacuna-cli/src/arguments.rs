@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lacuna_engine::{DraftModel, EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
-use lacuna_kernels::MatmulPrecision;
+use lacuna_kernels::PrecisionMode;
 use lacuna_kv::folder::{CacheKey, FolderConfig, KeyError};
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
@@ -118,16 +118,17 @@ pub struct CpuArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights are computed, and attention (scores of q8_0 keys are integers): f32, or bf16, from
-    /// numbers rounded to it, of which processors with AVX-512 BF16 or AMX multiply more at once
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = precisions())]
-    pub matmul_precision: MatmulPrecision,
+    /// How products with F32, F16 and BF16 weights are computed, and attention (scores of q8_0 keys are integers): f32, alike on all
+    /// processors; bf16, from numbers rounded to it, of which processors with AVX-512 BF16 or AMX multiply more at once; or auto, the
+    /// faster one, which is bf16 on AMD's processors since Zen 5
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = precisions())]
+    pub matmul_precision: PrecisionMode,
 }
 
 /// The names of precisions, and what they stand for.
-fn precisions() -> impl TypedValueParser<Value = MatmulPrecision> {
-    PossibleValuesParser::new(MatmulPrecision::ALL.map(MatmulPrecision::name)).map(|name| {
-        let named = MatmulPrecision::ALL
+fn precisions() -> impl TypedValueParser<Value = PrecisionMode> {
+    PossibleValuesParser::new(PrecisionMode::ALL.map(PrecisionMode::name)).map(|name| {
+        let named = PrecisionMode::ALL
             .into_iter()
             .find(|precision| precision.name() == name);
         named.unwrap_or_default()

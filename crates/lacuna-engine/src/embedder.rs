@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision};
+use lacuna_kernels::{Cpu, CpuConfig, PrecisionMode};
 use lacuna_models::plan::{ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes};
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
@@ -20,7 +20,7 @@ pub struct EmbedderConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
     /// How products with F32, F16 and BF16 weights, and those of attention, are computed. Default: in f32.
-    pub matmul_precision: MatmulPrecision,
+    pub matmul_precision: PrecisionMode,
     /// Tokens computed in one pass at most, and what activation memory is for. More is faster with many
     /// short texts. A text that has more is computed alone, in memory that is taken for it and given back.
     /// Default 512.
@@ -41,7 +41,7 @@ impl Default for EmbedderConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            matmul_precision: MatmulPrecision::F32,
+            matmul_precision: PrecisionMode::default(),
             batch_tokens: 512,
             context_tokens: None,
             finite_check: FiniteCheck::Off,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lacuna_files::{ModelFiles, Progress};
-use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision};
+use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision, PrecisionMode};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
     Budget, Demand, DraftMemory, Logits, Parts, Plan, Residency, VocabularySize, WeightMode,
@@ -45,8 +45,9 @@ pub use placement::PlannedDevice;
 pub struct EngineConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights, and those of attention, are computed. Default: in f32.
-    pub matmul_precision: MatmulPrecision,
+    /// How products with F32, F16 and BF16 weights, and those of attention, are computed. Default: in f32, which they
+    /// also are with a device or with neurons if the processor may choose.
+    pub matmul_precision: PrecisionMode,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
     /// Storage of K and of V.
@@ -111,7 +112,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            matmul_precision: MatmulPrecision::F32,
+            matmul_precision: PrecisionMode::default(),
             kv_policy: KvPolicy::default(),
             kv_elements: KvElements::default(),
             context_tokens: None,
@@ -150,7 +151,10 @@ impl EngineConfig {
         };
         Ok(CpuConfig {
             threads,
-            precision: self.matmul_precision,
+            precision: match self.device.is_some() || self.neurons.is_some() {
+                true => self.matmul_precision.or_f32(),
+                false => self.matmul_precision,
+            },
             ..CpuConfig::default()
         })
     }
@@ -375,7 +379,7 @@ impl EngineConfig {
             (!mapped, "weights that are read into memory"),
             (self.neurons.is_some(), "neurons that are read one by one"),
             (
-                self.matmul_precision != MatmulPrecision::F32,
+                self.matmul_precision == MatmulPrecision::Bf16.into(),
                 "products of rounded numbers",
             ),
             (self.draft.is_some(), "a draft model"),
@@ -407,7 +411,7 @@ impl EngineConfig {
         placed: Placed,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         self.check_device()?;
-        if self.neurons.is_some() && self.matmul_precision != MatmulPrecision::F32 {
+        if self.neurons.is_some() && self.matmul_precision == MatmulPrecision::Bf16.into() {
             return Err(EngineError::RoundedNeurons);
         }
         let cache = self.cache(spec, placed)?;

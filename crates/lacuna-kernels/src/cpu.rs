@@ -83,6 +83,63 @@ impl MatmulPrecision {
     }
 }
 
+/// How a [`MatmulPrecision`] is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecisionMode {
+    /// The one that is faster for many tokens on this processor and no slower for one: bf16 with AVX-512 BF16 of AMD's processors
+    /// since Zen 5, else f32. So results depend on the processor.
+    Auto,
+    /// This one.
+    Fixed(MatmulPrecision),
+}
+
+impl Default for PrecisionMode {
+    fn default() -> Self {
+        Self::Fixed(MatmulPrecision::F32)
+    }
+}
+
+impl From<MatmulPrecision> for PrecisionMode {
+    fn from(precision: MatmulPrecision) -> Self {
+        Self::Fixed(precision)
+    }
+}
+
+impl PrecisionMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [
+        Self::Auto,
+        Self::Fixed(MatmulPrecision::F32),
+        Self::Fixed(MatmulPrecision::Bf16),
+    ];
+
+    /// What commands call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fixed(precision) => precision.name(),
+        }
+    }
+
+    /// In f32 where the processor would decide.
+    #[must_use]
+    pub fn or_f32(self) -> Self {
+        match self {
+            Self::Auto => Self::default(),
+            Self::Fixed(_) => self,
+        }
+    }
+
+    /// What it is at a level.
+    fn at(self, level: Level) -> MatmulPrecision {
+        match self {
+            Self::Fixed(precision) => precision,
+            Self::Auto if Bf16Products::are_faster(level) => MatmulPrecision::Bf16,
+            Self::Auto => MatmulPrecision::F32,
+        }
+    }
+}
+
 /// How a [`Cpu`] is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
@@ -91,7 +148,7 @@ pub struct CpuConfig {
     /// The level to use. Default: what `LACUNA_CPU` names, else the best this CPU has.
     pub level: Option<Level>,
     /// How products with float matrices are computed. Default: in f32.
-    pub precision: MatmulPrecision,
+    pub precision: PrecisionMode,
 }
 
 impl Default for CpuConfig {
@@ -100,7 +157,7 @@ impl Default for CpuConfig {
         Self {
             threads,
             level: None,
-            precision: MatmulPrecision::F32,
+            precision: PrecisionMode::default(),
         }
     }
 }
@@ -110,7 +167,7 @@ impl CpuConfig {
     pub fn bytes_per_thread(&self) -> usize {
         // A level that does not exist has no threads.
         let level = self.chosen_level().unwrap_or(Level::Portable);
-        Scratch::new(self.precision, level).bytes()
+        Scratch::new(self.precision.at(level), level).bytes()
     }
 
     /// The level that it or the environment names, else the best.
@@ -195,13 +252,14 @@ impl Cpu {
     pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
         let level = config.chosen_level()?;
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
-        let rounded = match config.precision {
+        let precision = config.precision.at(level);
+        let rounded = match precision {
             MatmulPrecision::F32 => None,
             MatmulPrecision::Bf16 => {
                 Some(Bf16Products::detect(level).ok_or(CpuError::NoBf16(level))?)
             }
         };
-        let scratch = || Scratch::new(config.precision, level);
+        let scratch = || Scratch::new(precision, level);
         let pool = Pool::new(config.threads, scratch).map_err(CpuError::Threads)?;
         Ok(Self {
             level,
@@ -221,7 +279,7 @@ impl Cpu {
         CpuConfig {
             threads: self.pool.threads().try_into().unwrap_or(NonZeroUsize::MIN),
             level: Some(self.level),
-            precision: self.precision(),
+            precision: self.precision().into(),
         }
     }
 

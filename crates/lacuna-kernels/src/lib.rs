@@ -51,7 +51,7 @@ mod view;
 pub use activations::Activations;
 pub use attention::{AttentionShape, Cached, Mask, Sequences, SharedRows};
 pub use columns::{ColumnLayout, Columns, NotFinite};
-pub use cpu::{Cpu, CpuConfig, CpuError, MatmulPrecision};
+pub use cpu::{Cpu, CpuConfig, CpuError, MatmulPrecision, PrecisionMode};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};
 pub use elementwise::activation::Activation;

@@ -5,7 +5,7 @@ mod support;
 use half::f16;
 use lacuna_kernels::{
     Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, HeadOrder, HeadRows,
-    Level, MatmulPrecision, Matrix, RopeStyle, RowLayout, Run, RunMut, View,
+    Level, MatmulPrecision, Matrix, PrecisionMode, RopeStyle, RowLayout, Run, RunMut, View,
 };
 use support::{Random, Storage, cpu, cpus, levels, random_matrix, scales};
 
@@ -717,6 +717,36 @@ fn levels_have_names_and_unavailable_ones_are_refused() {
         "sse9".parse::<Level>(),
         Err(CpuError::UnknownLevel(_))
     ));
+}
+
+#[test]
+fn a_processor_that_may_choose_computes_as_one_that_is_told() {
+    let x = Random::new(5).units(40 * 64);
+    for level in levels() {
+        let with = |precision: PrecisionMode| CpuConfig {
+            precision,
+            ..cpu(level, 1).config()
+        };
+        let chosen = Cpu::new(with(PrecisionMode::Auto)).expect("one it has");
+        let precision = chosen.precision();
+        // Only `vdpbf16ps` may be faster without one token being slower.
+        assert!(precision == MatmulPrecision::F32 || level == Level::Avx512Vnni);
+        let told = Cpu::new(with(precision.into())).expect("the one it has chosen");
+        assert_eq!(chosen.config(), told.config());
+        assert_eq!(
+            with(PrecisionMode::Auto).bytes_per_thread(),
+            told.config().bytes_per_thread()
+        );
+        let weights = random_matrix(DType::Bf16, 20, 64, 1.0, 6);
+        let products = [chosen, told].map(|cpu| {
+            let matrix = Matrix::new(DType::Bf16, 20, 64, &weights).expect("it fits");
+            let mut out = vec![0.0; 40 * 20];
+            cpu.matmul(&mut out, &cpu.activations(&x, 40, 64, &mut []), &matrix);
+            out
+        });
+        assert_eq!(products[0], products[1], "{level:?}");
+    }
+    assert_eq!(PrecisionMode::Auto.or_f32(), PrecisionMode::default());
 }
 
 #[test]

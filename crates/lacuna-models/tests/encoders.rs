@@ -134,7 +134,7 @@ fn rounding<const N: usize>(threads: [usize; N]) -> Option<[Cpu; N]> {
     let cpus = threads.map(|threads| {
         let config = CpuConfig {
             threads: threads.try_into().expect("at least one"),
-            precision: MatmulPrecision::Bf16,
+            precision: MatmulPrecision::Bf16.into(),
             ..CpuConfig::default()
         };
         match Cpu::new(config) {

@@ -182,6 +182,8 @@ fn perplexity(model: &Path, text: &Path, window: usize, kv_type: &str) -> serde_
         .arg("perplexity")
         .args([model, text])
         .args(["--ctx", &window.to_string(), "--kv-type", kv_type, "--json"])
+        // On every processor alike.
+        .args(["--matmul-precision", "f32"])
         .output()
         .expect("the program starts");
     serde_json::from_slice(&output.stdout).expect("one JSON object")

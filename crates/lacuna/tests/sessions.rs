@@ -104,6 +104,9 @@ fn run(model: &Path, folder: &Path, turns: Turns, text: &str) -> Value {
         &REPLY.to_string(),
         "--temp",
         "0",
+        // As the library computes.
+        "--matmul-precision",
+        "f32",
         "--json",
     ]);
     if turns == Turns::Text {

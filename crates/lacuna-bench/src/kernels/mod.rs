@@ -61,6 +61,7 @@ struct Report {
     machine: Machine,
     threads: usize,
     level: &'static str,
+    matmul_precision: &'static str,
     limits: Limits,
     kernels: Vec<Row>,
 }
@@ -116,6 +117,7 @@ fn measure(cpu: &Cpu, cases: &[Case], extent: Extent) -> Result<Report> {
         machine: Machine::this(),
         threads: cpu.threads(),
         level: cpu.level().name(),
+        matmul_precision: cpu.precision().name(),
         limits: bench.limits(),
         kernels,
     })

@@ -6,7 +6,11 @@ use super::{Limit, Report, Row};
 
 pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", report.machine.line())?;
-    writeln!(out, "{} threads, {}", report.threads, report.level)?;
+    writeln!(
+        out,
+        "{} threads, {}, floats in {}",
+        report.threads, report.level, report.matmul_precision
+    )?;
     let limits = &report.limits;
     for (name, rate, unit) in [
         ("memory read", limits.read_gb_per_s, "GB/s"),

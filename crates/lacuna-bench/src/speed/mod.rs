@@ -31,6 +31,7 @@ struct Report {
     device: Option<String>,
     threads: usize,
     level: &'static str,
+    matmul_precision: &'static str,
     kv_policy: String,
     weight_bytes: u64,
     /// Bytes of weights that a pass reads from their files.
@@ -215,6 +216,7 @@ fn measure(args: &BenchSpeedArgs, config: &EngineConfig, model: &Arc<Model>) -> 
             .map(|device| device.name().to_owned()),
         threads: bench.cpu().threads(),
         level: bench.cpu().level().name(),
+        matmul_precision: bench.cpu().precision().name(),
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
         streamed_bytes: streamed_bytes(model),

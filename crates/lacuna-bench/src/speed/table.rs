@@ -10,11 +10,12 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", report.machine.line())?;
     writeln!(
         out,
-        "{}: {:.2} GB of weights, {} threads, {}, --kv {}",
+        "{}: {:.2} GB of weights, {} threads, {}, floats in {}, --kv {}",
         report.model,
         report.weight_bytes as f64 / 1e9,
         report.threads,
         report.level,
+        report.matmul_precision,
         report.kv_policy
     )?;
     if let Some(device) = &report.device {

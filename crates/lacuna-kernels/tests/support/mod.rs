@@ -54,7 +54,7 @@ pub(crate) fn cpu(level: Level, threads: usize) -> Cpu {
     let config = CpuConfig {
         threads,
         level: Some(level),
-        precision: MatmulPrecision::F32,
+        precision: MatmulPrecision::F32.into(),
     };
     Cpu::new(config).expect("an available level")
 }
@@ -64,7 +64,7 @@ pub(crate) fn cpus(threads: usize) -> impl Iterator<Item = Cpu> {
     let precise = levels().into_iter().map(move |level| cpu(level, threads));
     precise.chain(levels().into_iter().filter_map(move |level| {
         let config = CpuConfig {
-            precision: MatmulPrecision::Bf16,
+            precision: MatmulPrecision::Bf16.into(),
             ..cpu(level, threads).config()
         };
         match Cpu::new(config) {

@@ -33,7 +33,8 @@ pub(crate) fn run(args: &FitPredictorsArgs) -> Result<()> {
     let described = lacuna::describe(&files).with_context(cannot)?;
     let config = EngineConfig {
         threads: args.cpu.threads,
-        matmul_precision: args.cpu.matmul_precision,
+        // What runs with `--neurons` computes in f32.
+        matmul_precision: args.cpu.matmul_precision.or_f32(),
         context_tokens: Some(WINDOW.min(described.spec.context_tokens)),
         ..EngineConfig::default()
     };
