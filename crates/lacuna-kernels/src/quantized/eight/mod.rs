@@ -17,6 +17,8 @@ mod lookup;
 mod low_bits;
 mod planes;
 
+pub(super) use planes::magnitudes_of_rows;
+
 use std::arch::x86_64::*;
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};

@@ -11,8 +11,8 @@
 //! ports that permute for signs, products and order; loads of single points took 16 loads and 8 inserts.
 //!
 //! # Safety
-//! 1. What has target features, and what is inlined into it, is reached through [`multiply`] only, which
-//!    has the proof that the CPU has AVX-512 F, BW, DQ, VL, VNNI and VBMI, GFNI, AVX2, FMA and F16C.
+//! 1. What has target features, and what is inlined into it, is reached through [`multiply`] and [`magnitudes_of_rows`] only, which
+//!    have the proof that the CPU has AVX-512 F, BW, DQ, VL, VNNI and VBMI, GFNI, AVX2, FMA and F16C.
 //! 2. Loads go through references to arrays that are at least as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
@@ -28,7 +28,8 @@ use crate::quantized::grids::planes::{
 };
 use crate::quantized::grids::{Grid, IQ2, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, bytes};
 use crate::simd::avx512::{Avx512Vbmi, Avx512Vnni};
-use crate::simd::each;
+use crate::simd::{LANES, each};
+use crate::tile::Tile;
 
 /// Writes the products of the rows from `first` on with one token, if they are of such a type and the CPU has
 /// these permutations.
@@ -72,7 +73,7 @@ macro_rules! in_order {
 }
 
 /// A storage type, two rows at a time.
-trait InPlanes<const BYTES: usize>: Grid {
+pub(in crate::quantized) trait InPlanes<const BYTES: usize>: Grid {
     /// Scales of each sixteen columns; else of each thirty-two.
     const HALVES: bool;
 
@@ -145,6 +146,52 @@ unsafe fn add<G: InPlanes<BYTES>, const BYTES: usize>(
         }
     }
     sum
+}
+
+/// Writes the magnitudes of a file block of sixteen rows, if the CPU has these permutations: of each row columns 0 to 15 of
+/// each quarter, one after the other, then columns 16 to 31 of each, and so on.
+pub(in crate::quantized) fn magnitudes_of_rows<G: InPlanes<BYTES>, const BYTES: usize>(
+    avx512: Avx512Vnni,
+    tile: &Tile<'_>,
+    out: &mut [[u8; 256]; LANES],
+) -> bool {
+    let Some(_): Option<Avx512Vbmi> = avx512.permutes_bytes() else {
+        return false;
+    };
+    // SAFETY: 1.
+    unsafe { each_row::<G, BYTES>(tile, out) };
+    true
+}
+
+/// See [`magnitudes_of_rows`].
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c"
+)]
+fn each_row<G: InPlanes<BYTES>, const BYTES: usize>(tile: &Tile<'_>, out: &mut [[u8; 256]; LANES]) {
+    for (pair, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        let rows: [_; 2] = each!(&[0; BYTES], |i| {
+            let row = tile.row(2 * pair + i).first_chunk();
+            row.expect("a file block of each row")
+        });
+        // SAFETY: 1.
+        let planes = unsafe { G::planes(rows) };
+        for (planes, out) in planes.iter().zip(out) {
+            // Four columns side by side, of sixteen times four to a quarter.
+            let [a, b, c, d] = *planes;
+            let low = [_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d)];
+            let high = [_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d)];
+            let columns = [
+                _mm512_unpacklo_epi16(low[0], low[1]),
+                _mm512_unpackhi_epi16(low[0], low[1]),
+                _mm512_unpacklo_epi16(high[0], high[1]),
+                _mm512_unpackhi_epi16(high[0], high[1]),
+            ];
+            for (columns, out) in columns.into_iter().zip(out.as_chunks_mut::<64>().0) {
+                // SAFETY: 2.
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), columns) };
+            }
+        }
+    }
 }
 
 /// Activations in the order of magnitudes.

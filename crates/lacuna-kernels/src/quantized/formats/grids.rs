@@ -15,9 +15,10 @@ const PARTS: usize = 8;
 /// Words of which lanes are rows, for each block of columns.
 type Words<S> = [<S as Simd>::U; PARTS];
 
-/// Implements [`Format`] for a type: what it has besides one scale, and how its signs and scales are read.
+/// Implements [`Format`] for a type: the bytes of a file block, what it has besides one scale, and how its signs and
+/// scales are read.
 macro_rules! grid_format {
-    ($name:ident, $extra:ty, |$s:ident, $tile:ident| $signs_and_scales:expr) => {
+    ($name:ident, $bytes:literal, $extra:ty, |$s:ident, $tile:ident| $signs_and_scales:expr) => {
         impl Format for $name {
             const DTYPE: DType = <$name as Grid>::DTYPE;
             type Extra = $extra;
@@ -38,13 +39,25 @@ macro_rules! grid_format {
             fn shared<S: Simd>($s: S, tile: &Tile<'_>, index: usize, _: usize) -> FileBlock<S> {
                 let $tile = &file_block::<Self>(tile, index);
                 let [signs, scales] = $signs_and_scales;
-                let mut block = FileBlock {
-                    magnitudes: Magnitudes([[[[0; 8]; 4]; PARTS]; LANES]),
+                let mut magnitudes = Magnitudes([[0; 256]; LANES]);
+                #[cfg(target_arch = "x86_64")]
+                let permuted = $s.avx512().is_some_and(|avx512| {
+                    crate::quantized::eight::magnitudes_of_rows::<Self, $bytes>(
+                        avx512,
+                        $tile,
+                        &mut magnitudes.0,
+                    )
+                });
+                #[cfg(not(target_arch = "x86_64"))]
+                let permuted = false;
+                if !permuted {
+                    magnitudes.look_up::<Self>($tile);
+                }
+                FileBlock {
+                    magnitudes,
                     signs,
                     scales,
-                };
-                block.magnitudes.look_up::<Self>($tile);
-                block
+                }
             }
 
             #[inline(always)]
@@ -62,7 +75,7 @@ macro_rules! grid_format {
     };
 }
 
-grid_format!(Iq2Xxs, Plain, |s, tile| {
+grid_format!(Iq2Xxs, 66, Plain, |s, tile| {
     let words: [_; 4] = each!([s.u_splat(0); 4], |two| s.columns(tile, 2 + 16 * two));
     // Every other word holds indices.
     signs_beside_scales(
@@ -71,7 +84,7 @@ grid_format!(Iq2Xxs, Plain, |s, tile| {
     )
 });
 
-grid_format!(Iq2Xs, WithSecondScale, |s, tile| {
+grid_format!(Iq2Xs, 74, WithSecondScale, |s, tile| {
     let words: [_; 4] = each!([s.u_splat(0); 4], |two| s.columns(tile, 2 + 16 * two));
     let [.., first, second] = s.columns(tile, 58);
     // The upper seven bits of halves of words.
@@ -94,17 +107,17 @@ grid_format!(Iq2Xs, WithSecondScale, |s, tile| {
     ]
 });
 
-grid_format!(Iq2S, WithSecondScale, |s, tile| {
+grid_format!(Iq2S, 82, WithSecondScale, |s, tile| {
     let [.., first, second] = s.columns(tile, 66);
     [columns32(s, tile, 34), bytes_apart(s, [first, second])]
 });
 
-grid_format!(Iq3Xxs, Plain, |s, tile| signs_beside_scales(
+grid_format!(Iq3Xxs, 98, Plain, |s, tile| signs_beside_scales(
     s,
     columns32(s, tile, 66)
 ));
 
-grid_format!(Iq3S, Plain, |s, tile| {
+grid_format!(Iq3S, 110, Plain, |s, tile| {
     let [.., scales] = s.columns(tile, 94);
     let scales = each!(scales, |part| s.u_shr(scales, 4 * part as u32));
     [columns32(s, tile, 74), scales]
@@ -144,9 +157,10 @@ fn bytes_apart<S: Simd>(s: S, words: [S::U; 2]) -> Words<S> {
         .u_shr(words[part / 4], 8 * (part % 4) as u32))
 }
 
-/// Magnitudes of sixteen rows.
+/// Magnitudes of sixteen rows: of each columns 0 to 15 of each quarter, one after the other, then columns 16 to 31 of
+/// each, and so on, which is the order in which AVX-512 has them.
 #[derive(Clone, Copy)]
-struct Magnitudes([[[[u8; 8]; 4]; PARTS]; LANES]);
+struct Magnitudes([[u8; 256]; LANES]);
 
 impl Magnitudes {
     /// Row by row. It is one function for all levels, because points are looked up in the same way by each, and does all
@@ -156,9 +170,11 @@ impl Magnitudes {
         for (row, out) in self.0.iter_mut().enumerate() {
             // Of a length that is known, so that nobody looks whether bytes are in it.
             let block = &tile.row(row)[..G::DTYPE.block_bytes()];
-            for (part, out) in out.iter_mut().enumerate() {
-                for (out, eight) in out.iter_mut().zip(G::magnitudes(block, part)) {
-                    *out = eight.to_le_bytes();
+            let out = out.as_chunks_mut::<8>().0;
+            for part in 0..PARTS {
+                for (i, eight) in G::magnitudes(block, part).into_iter().enumerate() {
+                    let (quarter, within) = (part / 2, 4 * (part % 2) + i);
+                    out[within / 2 * 8 + 2 * quarter + within % 2] = eight.to_le_bytes();
                 }
             }
         }
@@ -167,9 +183,10 @@ impl Magnitudes {
     /// The `part`-th 32 columns.
     #[inline(always)]
     fn columns<S: Simd>(&self, s: S, part: usize) -> [S::U; 8] {
-        let bytes = self.0.as_flattened().as_flattened().as_flattened();
-        let row = size_of_val(&self.0[0]);
-        columns32(s, &Tile::strided(bytes, row, row), 32 * part)
+        let tile = Tile::strided(self.0.as_flattened(), 256, 256);
+        let first = 2 * (part % 2) * 64 + part / 2 * 16;
+        let (low, high) = (s.columns(&tile, first), s.columns(&tile, first + 64));
+        each!(low[0], |g| if g < 4 { low[g] } else { high[g - 4] })
     }
 }
 
