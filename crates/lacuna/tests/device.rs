@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use served::Served;
 
+/// What a device is compared with computes as it does.
+const IN_F32: [&str; 2] = ["--matmul-precision", "f32"];
+
 fn lacuna(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lacuna"))
         .args(args)
@@ -36,7 +39,7 @@ fn refusal(args: &[&str]) -> String {
 
 fn run<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let args = ["run", "demo", "-p", "What is ownership?", "--temp", "0"];
-    [&args[..], &["-n", "64", "--json"], more].concat()
+    [&args[..], &["-n", "64", "--json"], &IN_F32, more].concat()
 }
 
 #[test]
@@ -127,7 +130,8 @@ fn smollm2_writes_what_it_writes_on_the_processor() {
     let written = |more: &[&str]| {
         let prompt = "Explain in a few sentences what a page table is.";
         let args = ["run", model, "-p", prompt, "--temp", "0", "-n", "32"];
-        json(&[&args[..], &["--ctx", "512", "--json"], more].concat())["tokens"].clone()
+        let usual = ["--ctx", "512", "--json"];
+        json(&[&args[..], &usual, &IN_F32, more].concat())["tokens"].clone()
     };
     let wanted = written(&[]);
     assert_eq!(wanted.as_array().map(Vec::len), Some(32));
@@ -224,7 +228,7 @@ fn guesses_do_not_change_what_it_writes() {
 fn logits_are_near_those_of_the_processor() {
     let args = ["logits", "demo", "--tokens", "1,2,3", "--all", "--json"];
     let row = |more: &[&str]| -> Vec<f64> {
-        let found = json(&[&args[..], more].concat());
+        let found = json(&[&args[..], &IN_F32, more].concat());
         let row = found["logits"][0].as_array().expect("a row for each token");
         row.iter().filter_map(Value::as_f64).collect()
     };
@@ -249,7 +253,7 @@ fn a_text_is_predicted_as_well_as_on_the_processor() {
     let path = path.to_str().expect("UTF-8");
     let args = ["perplexity", "demo", path, "--ctx", "256", "--json"];
     let of = |more: &[&str]| {
-        let found = json(&[&args[..], more].concat());
+        let found = json(&[&args[..], &IN_F32, more].concat());
         found["perplexity"].as_f64().expect("a number")
     };
     let (device, processor) = (of(&["--device", "vulkan"]), of(&[]));
@@ -289,6 +293,8 @@ fn a_session_with_states_goes_on_as_on_the_processor() {
             let said = json(&[
                 "run",
                 model,
+                IN_F32[0],
+                IN_F32[1],
                 "--device",
                 device,
                 "--session",
@@ -339,7 +345,7 @@ fn images_are_seen_as_on_the_processor() {
             let args = [
                 "run", &model, "--temp", "0", "-p", prompt, "-n", "8", "--json",
             ];
-            json(&[&args[..], &projector, more].concat())["tokens"].clone()
+            json(&[&args[..], &projector, &IN_F32, more].concat())["tokens"].clone()
         };
         let wanted = tokens(&["--image", &image]);
         assert_eq!(
@@ -484,7 +490,7 @@ fn a_server_answers_as_on_the_processor_and_shares_what_begins_the_same() {
         let replies = threads.into_iter().map(|thread| thread.join());
         replies.collect::<Result<Vec<_>, _>>().expect("no panic")
     });
-    let processor = Served::start("demo", &[]);
+    let processor = Served::start("demo", &IN_F32);
     let text = |reply: &Value| reply["choices"][0]["text"].clone();
     assert_eq!(text(&first), text(&complete(&processor, prompt)));
     let split = Served::start("demo", &["--device", "vulkan", "--gpu-layers", "1"]);

@@ -47,7 +47,9 @@ fn perplexity_is_that_of_llama_cpp() {
     const LLAMA_CPP: f64 = 14.562;
     let text = english(8_000);
     let path = text.path().to_str().expect("UTF-8");
-    let found = report("perplexity", &[path, "--ctx", "512"], text.path());
+    // On every processor alike.
+    let args = [path, "--ctx", "512", "--matmul-precision", "f32"];
+    let found = report("perplexity", &args, text.path());
     let perplexity = found["perplexity"].as_f64().expect("a number");
     let error = (perplexity / LLAMA_CPP - 1.0).abs();
     assert!(error < 0.005, "{found}");
