@@ -106,6 +106,28 @@ pub(super) trait Format {
         header: &Self::Header<S>,
         shared: &Self::Shared<S>,
     ) -> PackedBlock<S>;
+
+    /// What such a block has besides its words: [`PackedBlock::scale`], [`PackedBlock::extra`] and
+    /// [`PackedBlock::second_minimum`]. Types whose words the compiler would not leave out have a way of their own.
+    #[cfg_attr(
+        not(target_arch = "aarch64"),
+        expect(
+            dead_code,
+            reason = "for rows that ARM multiplies as they lie in memory"
+        )
+    )]
+    #[inline(always)]
+    fn scales<S: Simd>(
+        s: S,
+        tile: &Tile<'_>,
+        index: usize,
+        part: usize,
+        header: &Self::Header<S>,
+    ) -> [S::F; 3] {
+        let shared = Self::shared(s, tile, index, part / Self::SHARING);
+        let block = Self::block(s, tile, index, part, header, &shared);
+        [block.scale, block.extra, block.second_minimum]
+    }
 }
 
 /// Items of a [`Format`] whose 32-column blocks share no bytes.

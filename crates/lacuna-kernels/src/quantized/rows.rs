@@ -290,19 +290,18 @@ impl<S: Simd, D: Row> Place<'_, S, D> {
     fn add(&self, s: S, part: usize, x: &ActivationRow<'_>, sums: S::F) -> S::F {
         let at = self.index * parts::<D>() + part;
         let [all, second] = dots::<S, D>(s, &self.block, part, &Values::of::<D>(x, at));
-        // Of which the words are not read.
-        let shared = D::shared(s, self.tile, self.index, part / D::SHARING);
-        let scales = D::block(s, self.tile, self.index, part, &self.header, &shared);
+        let [scale, extra, second_minimum] =
+            D::scales(s, self.tile, self.index, part, &self.header);
         let unit = s.splat(x.scale[at]);
-        let sums = s.dot_end(all, scales.scale, unit, sums);
+        let sums = s.dot_end(all, scale, unit, sums);
         match D::Extra::EXTRA {
             Extra::Nothing => sums,
-            Extra::SecondScale => s.dot_end(second, scales.extra, unit, sums),
-            Extra::Minimum => s.fused(scales.extra, s.splat(x.scaled_sum[at]), sums),
+            Extra::SecondScale => s.dot_end(second, extra, unit, sums),
+            Extra::Minimum => s.fused(extra, s.splat(x.scaled_sum[at]), sums),
             Extra::TwoMinima => {
                 let unit = |half: usize| s.splat(x.scale[at] * x.half_sums[half][at] as f32);
-                let sums = s.fused(scales.extra, unit(0), sums);
-                s.fused(scales.second_minimum, unit(1), sums)
+                let sums = s.fused(extra, unit(0), sums);
+                s.fused(second_minimum, unit(1), sums)
             }
         }
     }

@@ -25,39 +25,39 @@ macro_rules! grid_format {
             type Pairs = Narrow<7, 64>;
             type FewPairs = Narrow<7, 64>;
             const OFFSET: u8 = OFFSET;
-            type Header<S: Simd> = S::F;
+            type Header<S: Simd> = GridHeader<S>;
             const SHARING: usize = PARTS;
-            type Shared<S: Simd> = FileBlock<S>;
+            type Shared<S: Simd> = Magnitudes;
 
             #[inline(always)]
-            fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
-                let d = s.f16_column(&file_block::<Self>(tile, index), 0);
-                s.mul(d, s.splat(Self::UNIT))
+            fn header<S: Simd>($s: S, tile: &Tile<'_>, index: usize) -> GridHeader<S> {
+                let $tile = &file_block::<Self>(tile, index);
+                let [signs, scales] = $signs_and_scales;
+                GridHeader {
+                    d: $s.mul($s.f16_column($tile, 0), $s.splat(Self::UNIT)),
+                    signs,
+                    scales,
+                }
             }
 
             #[inline(always)]
-            fn shared<S: Simd>($s: S, tile: &Tile<'_>, index: usize, _: usize) -> FileBlock<S> {
-                let $tile = &file_block::<Self>(tile, index);
-                let [signs, scales] = $signs_and_scales;
+            fn shared<S: Simd>(s: S, tile: &Tile<'_>, index: usize, _: usize) -> Magnitudes {
+                let tile = &file_block::<Self>(tile, index);
                 let mut magnitudes = Magnitudes([[0; 256]; LANES]);
                 #[cfg(target_arch = "x86_64")]
-                let permuted = $s.avx512().is_some_and(|avx512| {
+                let permuted = s.avx512().is_some_and(|avx512| {
                     crate::quantized::eight::magnitudes_of_rows::<Self, $bytes>(
                         avx512,
-                        $tile,
+                        tile,
                         &mut magnitudes.0,
                     )
                 });
                 #[cfg(not(target_arch = "x86_64"))]
-                let permuted = false;
+                let (permuted, _) = (false, s);
                 if !permuted {
-                    magnitudes.look_up::<Self>($tile);
+                    magnitudes.look_up::<Self>(tile);
                 }
-                FileBlock {
-                    magnitudes,
-                    signs,
-                    scales,
-                }
+                magnitudes
             }
 
             #[inline(always)]
@@ -66,10 +66,21 @@ macro_rules! grid_format {
                 _: &Tile<'_>,
                 _: usize,
                 part: usize,
-                d: &S::F,
-                shared: &FileBlock<S>,
+                header: &GridHeader<S>,
+                magnitudes: &Magnitudes,
             ) -> PackedBlock<S> {
-                shared.block(s, part, *d)
+                header.block(s, part, magnitudes)
+            }
+
+            #[inline(always)]
+            fn scales<S: Simd>(
+                s: S,
+                _: &Tile<'_>,
+                _: usize,
+                part: usize,
+                header: &GridHeader<S>,
+            ) -> [S::F; 3] {
+                header.scales(s, part)
             }
         }
     };
@@ -160,7 +171,7 @@ fn bytes_apart<S: Simd>(s: S, words: [S::U; 2]) -> Words<S> {
 /// Magnitudes of sixteen rows: of each columns 0 to 15 of each quarter, one after the other, then columns 16 to 31 of
 /// each, and so on, which is the order in which AVX-512 has them.
 #[derive(Clone, Copy)]
-struct Magnitudes([[u8; 256]; LANES]);
+pub(in crate::quantized) struct Magnitudes([[u8; 256]; LANES]);
 
 impl Magnitudes {
     /// Row by row. It is one function for all levels, because points are looked up in the same way by each, and does all
@@ -190,32 +201,43 @@ impl Magnitudes {
     }
 }
 
-/// A file block of sixteen rows.
+/// What a file block of sixteen rows has besides magnitudes.
 #[derive(Clone, Copy)]
-pub(in crate::quantized) struct FileBlock<S: Simd> {
-    magnitudes: Magnitudes,
+pub(in crate::quantized) struct GridHeader<S: Simd> {
+    d: S::F,
     /// Of four columns in four bits, from the lowest on.
     signs: Words<S>,
     /// The bits of scales in the lowest four, those of a second half above them, if it has its own.
     scales: Words<S>,
 }
 
-impl<S: Simd> FileBlock<S> {
+impl<S: Simd> GridHeader<S> {
     /// The `part`-th 32 columns.
     #[inline(always)]
-    fn block(&self, s: S, part: usize, d: S::F) -> PackedBlock<S> {
-        let magnitudes = self.magnitudes.columns(s, part);
-        let (signs, scales) = (self.signs[part], self.scales[part]);
+    fn block(&self, s: S, part: usize, magnitudes: &Magnitudes) -> PackedBlock<S> {
+        let (magnitudes, signs) = (magnitudes.columns(s, part), self.signs[part]);
+        let [scale, extra, second_minimum] = self.scales(s, part);
         PackedBlock {
             words: each!(signs, |g| signed(
                 s,
                 magnitudes[g],
                 s.u_shr(signs, 4 * g as u32)
             )),
-            scale: odd(s, d, scales),
-            extra: odd(s, d, s.u_shr(scales, 4)),
-            second_minimum: d,
+            scale,
+            extra,
+            second_minimum,
         }
+    }
+
+    /// See [`Format::scales`].
+    #[inline(always)]
+    fn scales(&self, s: S, part: usize) -> [S::F; 3] {
+        let scales = self.scales[part];
+        [
+            odd(s, self.d, scales),
+            odd(s, self.d, s.u_shr(scales, 4)),
+            self.d,
+        ]
     }
 }
 
