@@ -44,8 +44,8 @@ struct Rates {
 }
 
 impl Rates {
-    fn now(cpu: &Cpu, precision: MatmulPrecision) -> Self {
-        let bf16 = match precision {
+    fn now(cpu: &Cpu) -> Self {
+        let bf16 = match cpu.precision() {
             MatmulPrecision::Bf16 => cpu.measure_bf16_products(),
             MatmulPrecision::F32 => None,
         };
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &BenchImagesArgs) -> Result<()> {
     let products = encoder.products(grid);
     let (mut seconds, mut shares) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds.get() {
-        let limit = Rates::now(&cpu, cpu.precision()).seconds(&products);
+        let limit = Rates::now(&cpu).seconds(&products);
         let start = Instant::now();
         encoder.encode(&cpu, (&pixels, grid), &mut scratch)?;
         let taken = start.elapsed().as_secs_f64();

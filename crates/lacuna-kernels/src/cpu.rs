@@ -71,9 +71,6 @@ pub enum MatmulPrecision {
 }
 
 impl MatmulPrecision {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
-
     /// What commands call it.
     pub const fn name(self) -> &'static str {
         match self {

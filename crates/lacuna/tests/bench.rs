@@ -286,9 +286,10 @@ fn kernels_can_be_picked_by_name_type_and_tokens() {
             .all(|row| row["type"] == "q8_0" && row["tokens"] == 2),
         "{picked:?}"
     );
-    let output = kernels(&["--kernel", "rope,barrier", "--tokens", "1"]);
+    let told = ["--matmul-precision", "f32"];
+    let output = kernels(&[&["--kernel", "rope,barrier", "--tokens", "1"], &told[..]].concat());
     let text = String::from_utf8_lossy(&output.stdout);
-    for word in [" cores, ", "rope", "barrier", "of limit"] {
+    for word in [" cores, ", "floats in f32", "rope", "barrier", "of limit"] {
         assert!(text.contains(word), "`{word}` in {text}");
     }
     assert!(

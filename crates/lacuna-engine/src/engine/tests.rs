@@ -130,3 +130,26 @@ fn a_system_that_runs_short_gets_weights_and_no_token_changes() {
     assert!(least < u64::MAX && engine.has_all_weights);
     assert_eq!(tokens, expected);
 }
+
+#[test]
+fn a_processor_may_choose_a_precision_only_where_it_computes_all_of_a_model() {
+    use lacuna_kernels::{MatmulPrecision, PrecisionMode};
+
+    let of = |matmul_precision, neurons: Option<&str>| {
+        let config = EngineConfig {
+            matmul_precision,
+            neurons: neurons.map(Into::into),
+            ..EngineConfig::default()
+        };
+        config
+            .cpu()
+            .expect("as many threads as there are")
+            .precision
+    };
+    let f32 = PrecisionMode::from(MatmulPrecision::F32);
+    assert_eq!(EngineConfig::default().matmul_precision, f32);
+    assert_eq!(of(PrecisionMode::Auto, None), PrecisionMode::Auto);
+    assert_eq!(of(PrecisionMode::Auto, Some("neurons")), f32);
+    let told = MatmulPrecision::Bf16.into();
+    assert_eq!(of(told, Some("neurons")), told, "which is refused");
+}

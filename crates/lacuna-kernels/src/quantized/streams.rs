@@ -91,7 +91,7 @@ pub(super) fn prefetch_rows<S: Simd, D: Format>(
 }
 
 /// Which of `count` prefetches of a file block are made for its `part`-th 32 columns, at least. All at once are more than a
-/// processor waits for at a time, and what is read meanwhile would wait for them: up to half of the time of a type of 256 columns.
+/// processor waits for at a time, and what is read meanwhile would wait for them.
 #[inline(always)]
 fn share_of_part<D: Format>(count: usize, part: usize) -> Range<usize> {
     let each = count.div_ceil(parts::<D>());
