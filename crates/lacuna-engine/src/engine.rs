@@ -32,7 +32,7 @@ use crate::row;
 use crate::runner::{Pass, Row, Wanted, token_of};
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
-use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows, head};
+use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, head};
 use crate::status::{DeviceStatus, ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
 use crate::transcript::{Outcome, Transcript};
@@ -669,21 +669,19 @@ impl Engine {
         let spare = spare.tokens.min(spare.logit_rows) - 1;
         let room = spare.min(transcript.most_tokens().saturating_sub(1));
         let likely = session.guess(self.most_from_history.min(room));
-        let mut count = self.pace.allot(&[likely], 1, spare)[0];
-        if count == 0
-            && let Some(drafter) = &mut self.drafter
+        let likely = [likely];
+        let mut counts = self.pace.allot(&likely, 1, spare);
+        if let Some(drafter) = &mut self.drafter
+            && drafter.kept(&likely[0], counts[0]) == 0
             && let Some(wish) = session.wish(room)
         {
-            let step = StepRows {
-                sequences: 1,
-                guessing: 0,
-                rows: 1,
-                tokens: 1.0,
-                spare,
-            };
+            let step = self.pace.step((1, spare + 1), &likely, (&[0], &counts));
             let likely = drafter.guess(&mut [wish], step, &mut self.pace, &Instant::now);
-            count = self.pace.allot(&likely, 1, spare)[0];
+            if !likely[0].is_empty() {
+                counts = self.pace.allot(&likely, 1, spare);
+            }
         }
+        let count = counts[0];
         let prepared = count > 0 && session.prepare_guesses(count, &self.cache);
         session.keep_guesses(if prepared { count } else { 0 })
     }

@@ -10,7 +10,7 @@ use lacuna_kv::KvError;
 use super::schedule::Demand;
 use super::{Running, Scheduler, Session};
 use crate::request_memory::RequestMemory;
-use crate::speculation::{Drafter, Pace, Speculator, StepRows, Wish, has_twice};
+use crate::speculation::{Drafter, Pace, Speculator, Wish, has_twice};
 
 impl Scheduler {
     /// From now on has `drafter` guess where sessions' own tokens have no guess.
@@ -92,8 +92,8 @@ impl Scheduler {
         rooms
     }
 
-    /// Has the draft model guess for the sessions that compute no guesses of their own by `counts`, and puts into `likely` how
-    /// likely they are. Returns whether anything was guessed.
+    /// Has the draft model guess for the sessions that compute no guesses of their own by `counts`, or less likely ones than its
+    /// own are, and puts into `likely` how likely they are. Returns whether anything was guessed.
     fn ask_draft_model(
         &mut self,
         likely: &mut [Vec<f64>],
@@ -107,7 +107,10 @@ impl Scheduler {
         let running = self.running.iter().flat_map(|running| &running.sessions);
         let sequences = running.filter(|session| session.scheduled > 0).count();
         let most = limits.tokens.min(limits.logit_rows);
-        let step = rows_of(sequences, likely, counts, most);
+        let kept = likely.iter().zip(counts);
+        let kept = kept.map(|(likely, &count)| drafter.kept(likely, count));
+        let kept: Vec<usize> = kept.collect();
+        let step = self.pace.step((sequences, most), likely, (&kept, counts));
         let (mut wishes, mut places) = (Vec::new(), Vec::new());
         let sessions = self.running.iter_mut().flat_map(|running| {
             let sees = running.job.images.is_empty();
@@ -115,7 +118,7 @@ impl Scheduler {
             sessions.map(move |session| (session, sees))
         });
         for (place, (session, sees)) in sessions.enumerate() {
-            if counts[place] > 0 || rooms[place] == 0 || !sees {
+            if kept[place] > 0 || rooms[place] == 0 || !sees {
                 continue;
             }
             if let Some(speculator) = &mut session.speculator {
@@ -158,21 +161,6 @@ impl Scheduler {
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
         let tokens = sessions.map(|session| session.sampled.len()).sum();
         self.pace.observe(sequences, rows, tokens, time);
-    }
-}
-
-/// A step of `most` rows at most, in which of the guesses of all sessions, right as often as `likely`, `counts` are computed
-/// beside a token for each of `sequences`.
-fn rows_of(sequences: usize, likely: &[Vec<f64>], counts: &[usize], most: usize) -> StepRows {
-    let right = likely.iter().zip(counts);
-    let right = right.map(|(likely, &count)| likely[..count].iter().sum::<f64>());
-    let rows = sequences + counts.iter().sum::<usize>();
-    StepRows {
-        sequences,
-        guessing: counts.iter().filter(|count| **count > 0).count(),
-        rows,
-        tokens: sequences as f64 + right.sum::<f64>(),
-        spare: most.saturating_sub(rows),
     }
 }
 
@@ -280,34 +268,5 @@ impl Running {
         for session in &mut self.sessions {
             session.drop_guesses();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rows_of;
-    use crate::speculation::StepRows;
-
-    #[test]
-    fn a_step_gives_a_token_for_each_sequence_and_for_each_computed_guess_as_often_as_it_is_right()
-    {
-        let likely = [vec![0.5, 0.25, 0.125], vec![0.75], vec![], vec![0.5]];
-        let guessing = StepRows {
-            sequences: 4,
-            guessing: 2,
-            rows: 7,
-            tokens: 5.25,
-            spare: 3,
-        };
-        assert_eq!(rows_of(4, &likely, &[2, 0, 0, 1], 10), guessing);
-        assert_eq!(rows_of(4, &likely, &[2, 0, 0, 1], 6).spare, 0);
-        let plain = StepRows {
-            sequences: 4,
-            guessing: 0,
-            rows: 4,
-            tokens: 4.0,
-            spare: 6,
-        };
-        assert_eq!(rows_of(4, &likely, &[0; 4], 10), plain);
     }
 }

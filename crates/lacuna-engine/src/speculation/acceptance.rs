@@ -4,18 +4,48 @@
 /// What speaks for a guess.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Evidence {
-    /// So many tokens before it had matched.
-    Match(usize),
+    /// So many tokens before it had matched, and other places that match say so much of it.
+    Match { length: usize, witnesses: Witnesses },
     /// The draft model gives it this probability.
     Confidence(f64),
+}
+
+/// What followed the other places whose last tokens are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Witnesses {
+    /// There is no other.
+    None,
+    /// More than half of them were followed by what is guessed.
+    For,
+    /// Some were, but no more than half.
+    Divided,
+    /// None was.
+    Against,
+}
+
+impl Witnesses {
+    const COUNT: usize = 4;
+
+    /// Of those `asked`, so many are `for_it`.
+    pub(crate) fn new(for_it: usize, asked: usize) -> Self {
+        match (for_it, asked) {
+            (_, 0) => Self::None,
+            (0, _) => Self::Against,
+            (for_it, asked) if 2 * for_it > asked => Self::For,
+            _ => Self::Divided,
+        }
+    }
 }
 
 impl Evidence {
     fn class(self) -> usize {
         match self {
-            Self::Match(length) => {
-                let doublings = length.max(2).ilog2() as usize;
-                (doublings - 1).min(CLASSES - 1)
+            Self::Match { length, witnesses } => {
+                let length = match length {
+                    0..=3 => length.saturating_sub(1),
+                    _ => (length.ilog2() as usize + 1).min(LENGTHS - 1),
+                };
+                length * Witnesses::COUNT + witnesses as usize
             }
             Self::Confidence(probability) => {
                 let below = BOUNDS.iter().take_while(|&&bound| probability >= bound);
@@ -25,47 +55,64 @@ impl Evidence {
     }
 }
 
-const CLASSES: usize = 5;
+/// Classes of lengths of matches: 1, 2, 3, and from 4, 8, 16 and 32 tokens on.
+const LENGTHS: usize = 7;
 
 /// Where classes of a draft model's confidence end. The last is what it has no doubt of: names, numbers, the rest of a word.
-const BOUNDS: [f64; CLASSES - 1] = [0.3, 0.5, 0.7, 0.9];
+const BOUNDS: [f64; 4] = [0.3, 0.5, 0.7, 0.9];
+
+/// Part of guesses believed to be right after matches of each length, by what witnesses say (none, for, divided, against), until
+/// more is known: about what came of them in edits, summaries, tables and talk of small models. A short match is as often chance
+/// as not, a long one is a copy, and what all places agree on is nearly as sure behind two tokens as behind twenty.
+const OF_MATCHES: [[f64; Witnesses::COUNT]; LENGTHS] = [
+    [0.25, 0.50, 0.20, 0.10],
+    [0.40, 0.80, 0.45, 0.20],
+    [0.60, 0.90, 0.55, 0.35],
+    [0.75, 0.92, 0.65, 0.35],
+    [0.85, 0.95, 0.80, 0.60],
+    [0.92, 0.97, 0.90, 0.70],
+    [0.95, 0.98, 0.95, 0.85],
+];
+
+/// Part of a draft model's guesses believed to be right, by how sure it is: about what it says itself, less what it knows less
+/// than the model that it guesses for.
+const OF_CONFIDENCE: [f64; BOUNDS.len() + 1] = [0.2, 0.35, 0.5, 0.7, 0.9];
 
 /// Counts in which older ones fade: of guesses from one sequence's history, or of those of a draft model.
 #[derive(Debug, Clone)]
 pub(crate) struct Acceptance {
-    prior: [f64; CLASSES],
+    prior: &'static [f64],
     memory: f64,
     /// For each class: guesses that were right, and all.
-    classes: [(f64, f64); CLASSES],
+    classes: Vec<(f64, f64)>,
 }
 
 impl Acceptance {
-    /// Part of guesses believed to be right after matches of 3, and of 4, 8, 16, 32 tokens or more, until more is known: a
-    /// short match is as often chance as not, a long one is a copy. They count as [`Self::PRIOR_WEIGHT`] guesses, so a few
-    /// of a sequence's own are heard over them.
-    const OF_MATCHES: [f64; CLASSES] = [0.5, 0.65, 0.8, 0.9, 0.95];
-    /// Part of a draft model's guesses believed to be right, by how sure it is: about what it says itself, less what it
-    /// knows less than the model that it guesses for.
-    const OF_CONFIDENCE: [f64; CLASSES] = [0.2, 0.35, 0.5, 0.7, 0.9];
+    /// What is believed before counts as so many guesses, so a few of a sequence's own are heard over it.
     const PRIOR_WEIGHT: f64 = 3.0;
 
     /// Of matches in one sequence. Some sixteen guesses of a class are remembered, a few lines of text, so that a reply
     /// which turns from quoting to inventing is noticed soon.
     pub(crate) fn of_matches() -> Self {
-        Self::new(Self::OF_MATCHES, 15.0 / 16.0)
+        Self::new(OF_MATCHES.as_flattened(), 15.0 / 16.0)
     }
 
     /// Of a draft model in all sequences, of whose guesses some sixty are remembered: it agrees with the other model, or not.
     pub(crate) fn of_confidence() -> Self {
-        Self::new(Self::OF_CONFIDENCE, 63.0 / 64.0)
+        Self::new(&OF_CONFIDENCE, 63.0 / 64.0)
     }
 
-    fn new(prior: [f64; CLASSES], memory: f64) -> Self {
+    fn new(prior: &'static [f64], memory: f64) -> Self {
         Self {
             prior,
             memory,
-            classes: [(0.0, 0.0); CLASSES],
+            classes: vec![(0.0, 0.0); prior.len()],
         }
+    }
+
+    /// Bytes of what is known of matches.
+    pub(crate) fn bytes_of_matches() -> usize {
+        OF_MATCHES.as_flattened().len() * size_of::<(f64, f64)>()
     }
 
     /// How likely a guess is right for which `evidence` speaks: more than 0 and less than 1.
@@ -87,30 +134,59 @@ impl Acceptance {
 mod tests {
     use super::*;
 
+    /// One match of so many tokens, without others.
+    fn matched(length: usize) -> Evidence {
+        Evidence::Match {
+            length,
+            witnesses: Witnesses::None,
+        }
+    }
+
     #[test]
     fn longer_matches_are_believed_more_until_more_is_known() {
         let acceptance = Acceptance::of_matches();
-        let believed: Vec<f64> = (3..80)
-            .map(|length| acceptance.probability(Evidence::Match(length)))
+        let believed: Vec<f64> = (1..80)
+            .map(|length| acceptance.probability(matched(length)))
             .collect();
         assert!(believed.is_sorted());
-        for (length, expected) in [(3, 0.5), (4, 0.65), (7, 0.65), (79, 0.95)] {
-            assert!((acceptance.probability(Evidence::Match(length)) - expected).abs() < 1e-9);
+        for (length, expected) in [
+            (1, 0.25),
+            (3, 0.6),
+            (4, 0.75),
+            (7, 0.75),
+            (8, 0.85),
+            (79, 0.95),
+        ] {
+            assert!((acceptance.probability(matched(length)) - expected).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn what_witnesses_agree_on_is_believed_more_and_what_none_says_less() {
+        let acceptance = Acceptance::of_matches();
+        for length in [1, 2, 3, 5, 9, 20, 64] {
+            let [for_it, divided, against] = [(2, 3), (1, 2), (0, 1)].map(|(for_it, asked)| {
+                let witnesses = Witnesses::new(for_it, asked);
+                acceptance.probability(Evidence::Match { length, witnesses })
+            });
+            let alone = acceptance.probability(matched(length));
+            assert!(for_it > alone && for_it > divided && divided > against && alone > against);
+        }
+        assert_eq!(Witnesses::new(0, 0), Witnesses::None);
     }
 
     #[test]
     fn what_comes_up_is_soon_believed_over_what_was_expected_and_stays_a_probability() {
         let mut acceptance = Acceptance::of_matches();
-        (0..1000).for_each(|_| acceptance.note(Evidence::Match(3), true));
-        assert!((0.9..1.0).contains(&acceptance.probability(Evidence::Match(3))));
-        (0..16).for_each(|_| acceptance.note(Evidence::Match(3), false));
-        assert!(acceptance.probability(Evidence::Match(3)) < 0.5);
-        (0..1000).for_each(|_| acceptance.note(Evidence::Match(3), false));
-        assert!((f64::MIN_POSITIVE..0.1).contains(&acceptance.probability(Evidence::Match(3))));
-        let others = Acceptance::of_matches().probability(Evidence::Match(40));
+        (0..1000).for_each(|_| acceptance.note(matched(3), true));
+        assert!((0.9..1.0).contains(&acceptance.probability(matched(3))));
+        (0..16).for_each(|_| acceptance.note(matched(3), false));
+        assert!(acceptance.probability(matched(3)) < 0.5);
+        (0..1000).for_each(|_| acceptance.note(matched(3), false));
+        assert!((f64::MIN_POSITIVE..0.1).contains(&acceptance.probability(matched(3))));
+        let others = Acceptance::of_matches().probability(matched(40));
         assert_eq!(
-            acceptance.probability(Evidence::Match(40)),
+            acceptance.probability(matched(40)),
             others,
             "another matter"
         );

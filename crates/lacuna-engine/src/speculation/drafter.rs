@@ -227,6 +227,15 @@ impl Drafter {
         self.most
     }
 
+    /// How many of the `count` guesses that a sequence would have computed of its own, right as often as `likely`, it keeps
+    /// without asking for others: all, or none where those of the draft have been likelier of late.
+    pub(crate) fn kept(&self, likely: &[f64], count: usize) -> usize {
+        match likely.first() {
+            Some(&first) if first >= self.likely => count,
+            _ => 0,
+        }
+    }
+
     /// Whether activations of earlier passes are still in memory.
     pub(crate) fn holds_activations(&self) -> bool {
         self.runner.holds_activations()

@@ -1,20 +1,16 @@
-//! Where a sequence's last tokens came up before: chains of places with the same hash, as compressors keep them.
+//! What followed a sequence's last tokens when they came up before: chains of places with the same hash, as compressors keep them.
 //!
-//! A place `p` is the one after the first `p` tokens. Its hash is that of the [`KEY`] tokens before it; `latest` has the
-//! last place of each hash, `earlier` for each place the one before it. Both are rings over the last [`MOST_TOKENS`]
-//! tokens, so memory is bounded whatever the length, and taking up a token and finding a match each take a time that is
+//! A place `p` is the one after the first `p` tokens. Its hash is that of the tokens before it, as many as a match has at
+//! least; `latest` has the last place of each hash, `earlier` for each place the one before it. Both are rings over the last
+//! tokens, so memory is bounded whatever the length, and taking up a token and finding matches each take a time that is
 //! bounded, too.
+//!
+//! What followed the longest match is guessed to follow. Other places that match say how sure that is: what came after
+//! all of them is hardly ever wrong, even behind a single token.
 
 use std::num::NonZeroU32;
 
-/// Tokens that a match has at least: two come up together by chance too often to be worth a look.
-const KEY: usize = 3;
-
-/// Tokens that are looked back on: 256 KiB of places.
-const MOST_TOKENS: usize = 1 << 15;
-
-/// Places with the same hash that are compared, the latest first.
-const TRIES: usize = 32;
+use super::acceptance::{Evidence, Witnesses};
 
 /// Tokens that are compared: a longer match is not believed any more than this.
 const LONGEST: usize = 64;
@@ -22,23 +18,25 @@ const LONGEST: usize = 64;
 /// Tokens of one sequence, by what came before them.
 #[derive(Debug)]
 pub(crate) struct History {
-    latest: Vec<Option<NonZeroU32>>,
-    earlier: Vec<Option<NonZeroU32>>,
-    /// Places below this have been taken up.
-    next: usize,
+    /// Matches of three tokens or more, far back.
+    long: Chains,
+    /// Of one or two, which come up everywhere: where they did so last. Asked where there is no longer match.
+    short: Chains,
+    /// Those there are for the end of the tokens.
+    matches: Vec<Match>,
 }
 
 /// An earlier place whose last tokens are those at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Match {
-    pub(crate) place: usize,
+struct Match {
+    place: usize,
     /// Tokens that are the same, as far as that was compared.
-    pub(crate) length: usize,
+    length: usize,
 }
 
 impl Match {
     /// What followed then, in `tokens`, and from the end on what follows if it goes on the same way.
-    pub(crate) fn following(self, tokens: &[u32]) -> impl Iterator<Item = u32> {
+    fn following(self, tokens: &[u32]) -> impl Iterator<Item = u32> {
         tokens[self.place..].iter().copied().cycle()
     }
 }
@@ -46,34 +44,141 @@ impl Match {
 impl History {
     /// For a sequence that will have `tokens` tokens.
     pub(crate) fn new(tokens: usize) -> Self {
-        let places = Self::places(tokens);
         Self {
-            latest: vec![None; places],
-            earlier: vec![None; places],
-            next: KEY,
+            long: Chains::new(Chains::LONG, tokens),
+            short: Chains::new(Chains::SHORT, tokens),
+            matches: Vec::with_capacity(Self::MOST_MATCHES),
         }
     }
 
+    const MOST_MATCHES: usize = match Chains::LONG.tries > Chains::SHORT.tries {
+        true => Chains::LONG.tries,
+        false => Chains::SHORT.tries,
+    };
+
     /// Bytes of the places of `tokens` tokens.
     pub(crate) fn bytes(tokens: usize) -> usize {
-        2 * Self::places(tokens) * size_of::<Option<NonZeroU32>>()
-    }
-
-    fn places(tokens: usize) -> usize {
-        tokens.clamp(64, MOST_TOKENS).next_power_of_two()
+        let chains = [Chains::LONG, Chains::SHORT].map(|reach| reach.bytes(tokens));
+        chains.iter().sum::<usize>() + Self::MOST_MATCHES * size_of::<Match>()
     }
 
     /// Forgets all places.
     pub(crate) fn forget(&mut self) {
-        self.latest.fill(None);
-        self.earlier.fill(None);
-        self.next = KEY;
+        self.long.forget();
+        self.short.forget();
     }
 
-    fn hash(&self, key: &[u32]) -> usize {
+    /// Up to `most` tokens that are guessed to follow `tokens`, and what speaks for each. `tokens` begin as they did the last
+    /// time.
+    pub(crate) fn guess(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+    ) -> impl Iterator<Item = (u32, Evidence)> {
+        let best = self.find(tokens);
+        let matches = &mut self.matches;
+        let guesses = best.into_iter().flat_map(move |best| {
+            let guesses = best.following(tokens).take(most).enumerate();
+            guesses.map(move |guess| (best, guess))
+        });
+        guesses.map(move |(best, (after, guess))| {
+            let followed = |it: &Match| tokens.get(it.place + after).copied();
+            // So near the end nothing is known of what followed.
+            matches.retain(|it| followed(it).is_some());
+            let asked = matches.len();
+            // Those that went on otherwise have nothing to say of the guesses after this one.
+            matches.retain(|it| followed(it) == Some(guess));
+            let evidence = Evidence::Match {
+                length: best.length + after,
+                witnesses: Witnesses::new(matches.len(), asked),
+            };
+            (guess, evidence)
+        })
+    }
+
+    /// The longest match of the end of `tokens`, of those the latest; `matches` are the others then.
+    fn find(&mut self, tokens: &[u32]) -> Option<Match> {
+        self.matches.clear();
+        for chains in [&mut self.long, &mut self.short] {
+            self.matches.extend(chains.matches(tokens));
+            // The latest comes first, and of several that are as long the last is the greatest.
+            let longest = self.matches.iter().enumerate().rev();
+            let longest = longest.max_by_key(|(_, it)| it.length);
+            if let Some((index, _)) = longest {
+                return Some(self.matches.swap_remove(index));
+            }
+        }
+        None
+    }
+}
+
+/// How far places are looked back on, and for what.
+#[derive(Debug, Clone, Copy)]
+struct Reach {
+    /// Tokens that a match has at least.
+    key: usize,
+    /// Tokens that are looked back on at most.
+    tokens: usize,
+    /// Places with the same hash that are compared, the latest first.
+    tries: usize,
+}
+
+impl Reach {
+    fn places(self, tokens: usize) -> usize {
+        tokens.clamp(64, self.tokens).next_power_of_two()
+    }
+
+    fn bytes(self, tokens: usize) -> usize {
+        2 * self.places(tokens) * size_of::<Option<NonZeroU32>>()
+    }
+}
+
+/// Places by what comes before them.
+#[derive(Debug)]
+struct Chains {
+    reach: Reach,
+    latest: Vec<Option<NonZeroU32>>,
+    earlier: Vec<Option<NonZeroU32>>,
+    /// Places below this have been taken up.
+    next: usize,
+}
+
+impl Chains {
+    /// 256 KiB of places. Three tokens come up together by chance seldom enough that all places can be told apart in a long text.
+    const LONG: Reach = Reach {
+        key: 3,
+        tokens: 1 << 15,
+        tries: 32,
+    };
+    /// 32 KiB. What followed a token the last few times says more than what did so long ago.
+    const SHORT: Reach = Reach {
+        key: 1,
+        tokens: 1 << 12,
+        tries: 8,
+    };
+
+    fn new(reach: Reach, tokens: usize) -> Self {
+        let places = reach.places(tokens);
+        Self {
+            reach,
+            latest: vec![None; places],
+            earlier: vec![None; places],
+            next: reach.key,
+        }
+    }
+
+    fn forget(&mut self) {
+        self.latest.fill(None);
+        self.earlier.fill(None);
+        self.next = self.reach.key;
+    }
+
+    /// Of the tokens before a place, as many as a match has at least.
+    fn hash(&self, before: &[u32]) -> usize {
         // The golden ratio's bits spread neighbours; the highest bits depend on all of a product's.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mix = |hash: u64, &token: &u32| (hash ^ u64::from(token)).wrapping_mul(SPREAD);
+        let key = &before[before.len() - self.reach.key..];
         let hash = key
             .iter()
             .fold(0, |hash, token| mix(hash, token).rotate_left(29));
@@ -84,41 +189,39 @@ impl History {
     fn follow(&mut self, tokens: &[u32]) {
         let ring = self.earlier.len();
         // What would be overwritten at once is left out.
-        self.next = self.next.max((tokens.len()).saturating_sub(ring)).max(KEY);
+        self.next = self.next.max(tokens.len().saturating_sub(ring));
         for place in self.next..tokens.len() {
-            let hash = self.hash(&tokens[place - KEY..place]);
+            let hash = self.hash(&tokens[..place]);
             let current = u32::try_from(place).ok().and_then(NonZeroU32::new);
             self.earlier[place % ring] = std::mem::replace(&mut self.latest[hash], current);
         }
         self.next = self.next.max(tokens.len());
     }
 
-    /// The longest match of the end of `tokens`, of those the latest. `tokens` begin as they did the last time.
-    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Match> {
+    /// Matches of the end of `tokens`, the latest first. `tokens` begin as they did the last time.
+    fn matches(&mut self, tokens: &[u32]) -> impl Iterator<Item = Match> {
         let end = tokens.len();
-        if end <= KEY || u32::try_from(end).is_err() {
-            return None;
+        let possible = end > self.reach.key && u32::try_from(end).is_ok();
+        if possible {
+            self.follow(tokens);
         }
-        self.follow(tokens);
         let ring = self.earlier.len();
-        let mut best: Option<Match> = None;
-        let mut candidate = self.latest[self.hash(&tokens[end - KEY..])];
-        let mut bound = end;
-        for _ in 0..TRIES {
-            let Some(place) = candidate.map(|place| place.get() as usize) else {
-                break;
-            };
-            // Older ones have given their place in the ring to others.
-            if place >= bound || place + ring <= end {
-                break;
-            }
-            let length = common(&tokens[..place], tokens);
-            if length >= KEY && best.is_none_or(|best| length > best.length) {
-                best = Some(Match { place, length });
-            }
-            (bound, candidate) = (place, self.earlier[place % ring]);
-        }
-        best
+        let earlier = &self.earlier;
+        let latest = possible.then(|| self.latest[self.hash(tokens)]);
+        let latest = latest.flatten().map(|place| place.get() as usize);
+        // Older ones have given their place in the ring to others.
+        let there = move |place: usize, bound: usize| place < bound && place + ring > end;
+        let first = latest.filter(|&place| there(place, end));
+        let places = std::iter::successors(first, move |&place| {
+            let before = earlier[place % ring]?.get() as usize;
+            there(before, place).then_some(before)
+        });
+        let matches = places.take(self.reach.tries).map(|place| Match {
+            place,
+            length: common(&tokens[..place], tokens),
+        });
+        let key = self.reach.key;
+        matches.filter(move |it| it.length >= key)
     }
 }
 
@@ -134,19 +237,35 @@ mod tests {
 
     use super::*;
 
-    /// The same by comparing everything.
-    fn expected(tokens: &[u32]) -> Option<Match> {
-        let places = (KEY..tokens.len()).rev();
+    /// Matches of `key` tokens or more by comparing everything, the latest first.
+    fn all_matches(tokens: &[u32], key: usize) -> Vec<Match> {
+        let places = (key..tokens.len()).rev();
         let matches = places.map(|place| Match {
             place,
             length: common(&tokens[..place], tokens),
         });
-        let matches = matches.filter(|found| found.length >= KEY);
-        // The first of the longest is the latest.
-        matches.reduce(|best, found| match found.length > best.length {
-            true => found,
-            false => best,
-        })
+        matches.filter(|found| found.length >= key).collect()
+    }
+
+    /// The longest, of those the latest.
+    fn best(matches: &[Match]) -> Option<Match> {
+        let longest = matches.iter().map(|it| it.length).max()?;
+        matches.iter().find(|it| it.length == longest).copied()
+    }
+
+    fn guessed(history: &mut History, tokens: &[u32], most: usize) -> Vec<u32> {
+        let guesses = history.guess(tokens, most);
+        guesses.map(|(token, _)| token).collect()
+    }
+
+    /// What spoke for each guess.
+    fn evidence(history: &mut History, tokens: &[u32], most: usize) -> Vec<(usize, Witnesses)> {
+        let guesses = history.guess(tokens, most);
+        let evidence = guesses.map(|(_, evidence)| match evidence {
+            Evidence::Match { length, witnesses } => (length, witnesses),
+            Evidence::Confidence(_) => unreachable!("no model has been asked"),
+        });
+        evidence.collect()
     }
 
     proptest! {
@@ -157,19 +276,47 @@ mod tests {
         ) {
             let mut history = History::new(10);
             for end in (1..=tokens.len()).step_by(step) {
-                let all = expected(&tokens[..end]);
-                let found = history.find(&tokens[..end]);
+                let tokens = &tokens[..end];
+                let all = all_matches(tokens, 3);
+                let found = history.find(tokens);
                 // A ring of 64 places sees that far back.
-                match all.filter(|all| all.place + 64 > end) {
-                    Some(all) => prop_assert_eq!(found, Some(all)),
+                match best(&all).filter(|best| best.place + 64 > end) {
+                    Some(best) => prop_assert_eq!(found, Some(best)),
                     None => {
                         let true_match = |found: Match| {
-                            found.place + 64 > end && found.length >= KEY
-                                && found.length == common(&tokens[..found.place], &tokens[..end])
+                            found.place + 64 > end && found.length >= 1
+                                && found.length == common(&tokens[..found.place], tokens)
                         };
                         prop_assert!(found.is_none_or(true_match));
                     }
                 }
+            }
+        }
+
+        /// Each guess is asked of those alone that have said the guesses before it.
+        #[test]
+        fn the_other_matches_are_witnesses_as_long_as_they_agree(
+            tokens in prop::collection::vec(0u32..5, 4..60), most in 1usize..9,
+        ) {
+            let long = all_matches(&tokens, 3);
+            let mut matches = match long.is_empty() {
+                true => all_matches(&tokens, 1),
+                false => long,
+            };
+            matches.truncate(if matches.first().is_some_and(|it| it.length < 3) { 8 } else { 32 });
+            let found = best(&matches);
+            matches.retain(|it| Some(*it) != found);
+            let guesses: Vec<(u32, Evidence)> = History::new(100).guess(&tokens, most).collect();
+            prop_assert_eq!(guesses.len(), if found.is_some() { most } else { 0 });
+            for (after, (guess, evidence)) in guesses.into_iter().enumerate() {
+                let said = |it: &Match| tokens.get(it.place + after).copied();
+                let asked = matches.iter().filter(|it| said(it).is_some()).count();
+                matches.retain(|it| said(it) == Some(guess));
+                let expected = Evidence::Match {
+                    length: found.map_or(0, |it| it.length) + after,
+                    witnesses: Witnesses::new(matches.len(), asked),
+                };
+                prop_assert_eq!(evidence, expected);
             }
         }
     }
@@ -177,16 +324,20 @@ mod tests {
     #[test]
     fn what_follows_goes_on_past_the_end_as_it_came() {
         let tokens = [9, 9, 1, 2, 3, 1, 2, 3];
-        let found = History::new(100).find(&tokens).expect("a match");
-        assert_eq!(
-            found,
-            Match {
-                place: 5,
-                length: 3
-            }
-        );
-        let following: Vec<u32> = found.following(&tokens).take(7).collect();
-        assert_eq!(following, [1, 2, 3, 1, 2, 3, 1]);
+        let guesses = guessed(&mut History::new(100), &tokens, 7);
+        assert_eq!(guesses, [1, 2, 3, 1, 2, 3, 1]);
+    }
+
+    #[test]
+    fn a_single_token_is_followed_by_what_followed_it_last() {
+        let tokens = [1, 2, 3, 4, 1, 5, 6, 7, 1];
+        let mut history = History::new(100);
+        assert_eq!(guessed(&mut history, &tokens, 3), [5, 6, 7]);
+        let said = evidence(&mut history, &tokens, 2);
+        assert_eq!(said, [(1, Witnesses::Against), (2, Witnesses::None)]);
+        // The longer match is believed, however long ago it was.
+        let tokens = [1, 2, 3, 4, 9, 3, 8, 8, 1, 2, 3];
+        assert_eq!(guessed(&mut history, &tokens, 2), [4, 9]);
     }
 
     #[test]
@@ -200,8 +351,12 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_what_is_far_back_is_forgotten() {
-        assert_eq!(History::bytes(usize::MAX), 256 << 10);
-        assert_eq!(History::bytes(0), 512);
+        let matches = 32 * size_of::<Match>();
+        assert_eq!(
+            History::bytes(usize::MAX),
+            (256 << 10) + (32 << 10) + matches
+        );
+        assert_eq!(History::bytes(0), 2 * 512 + matches);
         let mut history = History::new(64);
         let mut tokens: Vec<u32> = (0..10).chain(1000..1054).chain(0..10).collect();
         assert_eq!(
@@ -218,5 +373,18 @@ mod tests {
                 length: 10
             })
         );
+    }
+
+    #[test]
+    fn long_texts_are_followed_without_growing() {
+        let mut history = History::new(usize::MAX);
+        let capacity = history.matches.capacity();
+        let tokens: Vec<u32> = (0..100_000u32).map(|token| token % 977).collect();
+        for end in (1..tokens.len()).step_by(997) {
+            let guesses = guessed(&mut history, &tokens[..end], 3);
+            let known = end > 977 + 2;
+            assert!(!known || guesses == tokens[end..end + 3]);
+        }
+        assert_eq!(history.matches.capacity(), capacity);
     }
 }

@@ -40,7 +40,7 @@ pub(crate) use features::Features;
 use history::History;
 use lacuna_kv::{KvCache, Sequence};
 use lacuna_models::{LogitRows, Segment};
-pub(crate) use pace::{Pace, StepRows};
+pub(crate) use pace::Pace;
 
 use crate::request_memory::HeldMemory;
 
@@ -51,7 +51,7 @@ pub enum Speculation {
     #[default]
     Off,
     /// From the sequence's own tokens: what followed the last time that its last tokens came up. Takes up to
-    /// 256 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run.
+    /// 289 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run.
     Ngram {
         /// Tokens guessed for one pass at most.
         most: NonZeroUsize,
@@ -256,21 +256,24 @@ impl Speculator {
     /// Bytes that the speculator of a sequence of `tokens` tokens takes, whose head takes features of `width` elements.
     pub(crate) fn bytes(tokens: Option<usize>, width: Option<usize>) -> usize {
         let features = width.map_or(0, Features::bytes);
-        size_of::<Self>() + tokens.map_or(0, History::bytes) + features
+        let history = tokens.map_or(0, History::bytes);
+        size_of::<Self>() + Acceptance::bytes_of_matches() + history + features
     }
 
     /// Guesses up to `most` of what comes after `tokens` from these, and how likely each is to be right together with those
     /// before it.
     pub(crate) fn guess(&mut self, tokens: &[u32], most: usize) -> Vec<f64> {
         self.forget_guesses();
-        let found = self.history.as_mut().and_then(|it| it.find(tokens));
-        let (Some(found), Some(&pending)) = (found, tokens.last()) else {
-            return Vec::new();
-        };
-        self.run.push(pending);
-        self.run.extend(found.following(tokens).take(most));
-        let places = (0..most).map(|place| Evidence::Match(found.length + place));
-        self.evidence.extend(places);
+        if let (Some(history), Some(&pending)) = (&mut self.history, tokens.last()) {
+            self.run.push(pending);
+            for (guess, evidence) in history.guess(tokens, most) {
+                self.run.push(guess);
+                self.evidence.push(evidence);
+            }
+        }
+        if self.evidence.is_empty() {
+            self.forget_guesses();
+        }
         likely_together(&self.acceptance, &self.evidence)
     }
 
@@ -315,7 +318,7 @@ impl Speculator {
             let judged = self.evidence.iter().copied().zip(rights);
             let accepted = before + usize::from(then == Some(true));
             match self.evidence[0] {
-                Evidence::Match(_) => {
+                Evidence::Match { .. } => {
                     judged.for_each(|(evidence, right)| self.acceptance.note(evidence, right));
                     drafts.history.note(guesses.len(), accepted);
                 }

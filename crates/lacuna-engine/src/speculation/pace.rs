@@ -86,6 +86,8 @@ pub(crate) struct StepRows {
     pub(crate) rows: usize,
     /// Tokens that these are believed to give.
     pub(crate) tokens: f64,
+    /// Tokens a second that there are believed to be if no draft model guesses.
+    pub(crate) rate: f64,
     /// Rows that it has room for beside them.
     pub(crate) spare: usize,
 }
@@ -144,9 +146,9 @@ impl Pace {
     /// What is put by for guesses with each pass without any.
     const GRANT: f64 = 0.01;
     /// The most that is put by, in passes, and what there is at the beginning. The first is what a reply can lose of what
-    /// guesses gained it; the second, what a short one can lose at all: one pass in a hundred tokens is a hundredth.
+    /// guesses gained it; the second, what a short one can lose at all: half a pass in fifty tokens is a hundredth.
     const MOST_BALANCE: f64 = 4.0;
-    const FIRST_BALANCE: f64 = 1.0;
+    const FIRST_BALANCE: f64 = 0.5;
     /// What a draft model is tried with beside that: it has to read something before it can guess.
     const TO_TRY: f64 = 1.0;
     /// The most that is saved beyond that, in passes: what a draft model takes to read a prompt of a few thousand tokens.
@@ -222,6 +224,32 @@ impl Pace {
         false
     }
 
+    /// A step of a token for each of `sequences` and, of their own guesses, right as often as `likely`, so many of each as are
+    /// `kept`, where a draft model may guess for the others; without it, as many as `counts` says. It may have `most` rows.
+    pub(crate) fn step(
+        &self,
+        (sequences, most): (usize, usize),
+        likely: &[Vec<f64>],
+        (kept, counts): (&[usize], &[usize]),
+    ) -> StepRows {
+        let rows_and_tokens = |counts: &[usize]| {
+            let right = likely.iter().zip(counts);
+            let right = right.map(|(likely, &count)| likely[..count].iter().sum::<f64>());
+            let rows = sequences + counts.iter().sum::<usize>();
+            (rows, sequences as f64 + right.sum::<f64>())
+        };
+        let (rows_otherwise, tokens_otherwise) = rows_and_tokens(counts);
+        let (rows, tokens) = rows_and_tokens(kept);
+        StepRows {
+            sequences,
+            guessing: kept.iter().filter(|count| **count > 0).count(),
+            rows,
+            tokens,
+            rate: tokens_otherwise / self.expected(rows_otherwise.max(1)),
+            spare: most.saturating_sub(rows),
+        }
+    }
+
     /// How many tokens a draft model guesses for each of `drafting` sequences, of `most`, where it takes `costs` and a guess is
     /// right as often as `likely`; and what a guess after the first must be worth.
     pub(crate) fn depth(
@@ -249,7 +277,7 @@ impl Pace {
         let longest = self.longest(plain, others) - (costs.reading - self.savings).max(0.0);
         let rows = self.most_rows().saturating_sub(step.rows).min(step.spare);
         let mut depth = Depth {
-            rate: Self::LEAST_GAIN * step.tokens / self.expected(step.rows),
+            rate: Self::LEAST_GAIN * step.rate,
             ..none
         };
         let (mut tokens, mut together) = (step.tokens, 1.0);
@@ -376,6 +404,63 @@ mod tests {
         pace.observe(1, 2, 1, time(2, 1.0));
         (0..1000).for_each(|_| pace.observe(1, 1, 1, time(1, 1.0)));
         assert_eq!(pace.allot(&[vec![0.99; 7]], 1, 63), [0]);
+    }
+
+    #[test]
+    fn a_step_gives_a_token_for_each_sequence_and_for_each_computed_guess_as_often_as_it_is_right()
+    {
+        let mut pace = Pace::default();
+        pace.observe(4, 4, 4, time(4, 0.1));
+        pace.observe(4, 7, 4, time(7, 0.1));
+        let seconds = |rows| time(rows, 0.1).as_secs_f64();
+        let likely = [vec![0.5, 0.25, 0.125], vec![0.75], vec![], vec![0.5]];
+        let counts = [2, 0, 0, 1];
+        let guessing = StepRows {
+            sequences: 4,
+            guessing: 2,
+            rows: 7,
+            tokens: 5.25,
+            rate: 5.25 / seconds(7),
+            spare: 3,
+        };
+        assert_eq!(pace.step((4, 10), &likely, (&counts, &counts)), guessing);
+        assert_eq!(pace.step((4, 6), &likely, (&counts, &counts)).spare, 0);
+        let plain = StepRows {
+            sequences: 4,
+            guessing: 0,
+            rows: 4,
+            tokens: 4.0,
+            rate: 4.0 / seconds(4),
+            spare: 6,
+        };
+        assert_eq!(pace.step((4, 10), &likely, (&[0; 4], &[0; 4])), plain);
+        let asked = StepRows {
+            rate: guessing.rate,
+            ..plain
+        };
+        assert_eq!(pace.step((4, 10), &likely, (&[0; 4], &counts)), asked);
+    }
+
+    #[test]
+    fn a_draft_model_guesses_only_where_that_gives_more_than_what_there_is_without_it() {
+        let mut pace = Pace::default();
+        (0..1000).for_each(|_| pace.observe(1, 1, 1, time(1, 0.1)));
+        pace.observe(1, 8, 8, time(8, 0.1));
+        let costs = DraftCosts {
+            guessing: 0.001,
+            reading: 0.0,
+        };
+        let own = [vec![0.5]];
+        let nothing_else = pace.step((1, 9), &own, (&[0], &[0]));
+        let own_instead = pace.step((1, 9), &own, (&[0], &[1]));
+        let guesses = |step, likely| pace.depth(step, (1, likely), costs, 7).guesses;
+        assert!(guesses(nothing_else, 0.5) > 0);
+        assert_eq!(
+            guesses(own_instead, 0.5),
+            0,
+            "they take time and are no likelier"
+        );
+        assert!(guesses(own_instead, 0.9) > 0);
     }
 
     #[test]

@@ -22,7 +22,11 @@ const PASS: Duration = Duration::from_millis(10);
 const REPLY: usize = 128;
 
 /// A pass of the model takes 10 ms, and a fiftieth more for each row.
-fn scheduler(sequences: usize, draft: Option<Draft>) -> (Scheduler, FakeSystem) {
+fn scheduler(
+    sequences: usize,
+    draft: Option<Draft>,
+    speculation: Speculation,
+) -> (Scheduler, FakeSystem) {
     let model = demo_model();
     let elements = KvElements::both(ElementType::F32);
     let cache = KvCache::new(Geometry::uniform(2, 1, 64, elements), KvPolicy::default());
@@ -36,6 +40,10 @@ fn scheduler(sequences: usize, draft: Option<Draft>) -> (Scheduler, FakeSystem) 
         prefix_cache: crate::service::PrefixCacheConfig {
             enabled: false,
             ..Default::default()
+        },
+        engine: EngineConfig {
+            speculation,
+            ..EngineConfig::default()
         },
         ..ServiceConfig::default()
     };
@@ -60,7 +68,16 @@ fn scheduler(sequences: usize, draft: Option<Draft>) -> (Scheduler, FakeSystem) 
 
 /// Replies to `sequences` requests at once, and the time they take after the first token of each.
 fn replies(sequences: usize, draft: Option<Draft>) -> (Vec<Vec<u32>>, Duration, Scheduler) {
-    let (mut scheduler, system) = scheduler(sequences, draft);
+    replies_with(sequences, draft, Speculation::Off)
+}
+
+/// The same where tokens are guessed from the sequences' own as well.
+fn replies_with(
+    sequences: usize,
+    draft: Option<Draft>,
+    speculation: Speculation,
+) -> (Vec<Vec<u32>>, Duration, Scheduler) {
+    let (mut scheduler, system) = scheduler(sequences, draft, speculation);
     let streams: Vec<Stream> = (0..sequences)
         .map(|number| {
             let word = |at: usize| 300 + ((at * 5 + number) % 60) as u32;
@@ -148,5 +165,30 @@ fn a_draft_that_is_right_gains_what_it_promises() {
             "{sequences} sequences, {pass}: {ratio}, {drafts:?}"
         );
         assert_eq!(drafts.history.drafts, 0);
+    }
+}
+
+/// A token comes up again and again in these texts, and what followed it is no more than a guess.
+#[test]
+fn a_draft_that_is_right_is_asked_although_the_text_has_guesses_of_its_own() {
+    for sequences in [1, 4] {
+        let draft = Draft {
+            pass: 50,
+            each: 2,
+            errs: false,
+        };
+        let (expected, plain, _) = replies(sequences, None);
+        let gain = |speculation| {
+            let (found, time, scheduler) = replies_with(sequences, Some(draft), speculation);
+            assert_eq!(found, expected);
+            let ratio = plain.as_secs_f64() / time.as_secs_f64();
+            (ratio, scheduler.counters.drafts)
+        };
+        let (alone, _) = gain(Speculation::Off);
+        let (both, drafts) = gain(Speculation::NGRAM);
+        let what = format!("{sequences} sequences: {both}, {alone} by the draft alone, {drafts:?}");
+        assert!(drafts.history.draft_tokens > 0, "{what}");
+        // What the text guesses behind longer matches is believed until it has been wrong a few times.
+        assert!(both > 0.8 * alone, "{what}");
     }
 }
