@@ -201,7 +201,7 @@ pub(crate) struct LengthArgs {
     #[arg(long, value_name = "PART", default_value_t = 0.5)]
     pub(crate) spread: f64,
     /// 0 always takes the likeliest token; 1 draws as the model says
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long = "temp", alias = "temperature", default_value_t = 0.0)]
     pub(crate) temperature: f64,
     /// Go on past the end that a model writes, so that replies are as long as they may be
     #[arg(long)]
@@ -344,7 +344,7 @@ fn image_size(given: &str) -> Result<[usize; 2], String> {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna bench speculate m.gguf
-  lacuna bench speculate m.gguf --speculate ngram:15 --temperature 0.7 --sequences 1 --json
+  lacuna bench speculate m.gguf --speculate ngram:7 --temp 0.7 --sequences 1 --json
   lacuna bench speculate qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --speculate off
   lacuna synth qwen3.5-0.8b -o m.gguf; lacuna bench speculate m.gguf --choices 1,4 --sequences 1
 
@@ -359,7 +359,7 @@ pub(crate) struct BenchSpeculateArgs {
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) sequences: NonZeroUsize,
     /// 0 always takes the likeliest token; 1 draws as the model says
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long = "temp", alias = "temperature", default_value_t = 0.0)]
     pub(crate) temperature: f32,
     /// Instead of the texts, replies that may take so many tokens alone: of 1 all guesses are right, and the more there are the
     /// fewer. For random weights, whose replies to texts say nothing

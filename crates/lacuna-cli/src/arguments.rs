@@ -268,8 +268,7 @@ pub struct SpeculationArgs {
     // What is computed does not depend on it, so it is no part of the engine's fingerprint.
     /// Compute several tokens of a reply in one pass where that pays, guessed from the prompt and what has been written (ngram,
     /// ngram:N for up to N at once), or by the head too that the model's files carry for it (mtp, mtp:N; auto: where they carry
-    /// one and memory holds it), or one after the other (off). The text is the same [default: off, and ngram with
-    /// --draft-model]
+    /// one and memory holds it), or one after the other (off). The text is the same [default: ngram]
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<Speculation>,
     /// The model that guesses where the text itself has no guess.
@@ -311,6 +310,7 @@ impl DraftArgs {
             (Speculation::Ngram { .. } | Speculation::Mtp { .. }, Some(most)) => {
                 Ok(Speculation::Mtp { most })
             }
+            (Speculation::NGRAM, None) => Ok(Speculation::MTP),
             (Speculation::Ngram { most }, None) => Ok(Speculation::Mtp { most }),
             (asked, _) => Ok(asked),
         }
@@ -329,13 +329,10 @@ impl SpeculationArgs {
     /// What is guessed from texts themselves.
     #[must_use]
     pub fn from_history(&self) -> Speculation {
-        match (self.speculate, &self.draft.draft_model) {
+        match (self.speculate, self.draft.draft_tokens) {
             (Some(speculation), _) => speculation,
-            (None, None) => Speculation::Off,
-            (None, Some(_)) => match self.draft.draft_tokens {
-                Some(most) => Speculation::Ngram { most },
-                None => Speculation::NGRAM,
-            },
+            (None, Some(most)) => Speculation::Ngram { most },
+            (None, None) => Speculation::NGRAM,
         }
     }
 }

@@ -171,8 +171,11 @@ impl EngineConfig {
 
     /// Tokens guessed for one pass at most, from history or by a draft model.
     pub(crate) fn most_drafts(&self) -> usize {
-        let by_model = self.draft_model().map_or(0, |draft| draft.most().get());
-        self.most_from_history().max(by_model)
+        self.most_from_history().max(self.most_drafts_of_model())
+    }
+
+    fn most_drafts_of_model(&self) -> usize {
+        self.draft_model().map_or(0, |draft| draft.most().get())
     }
 
     /// Tokens guessed from a sequence's own for one pass at most.
@@ -244,7 +247,11 @@ impl EngineConfig {
     /// [`EngineError`] for settings that nothing can be planned with.
     pub fn demand_of(&self, spec: &ModelSpec) -> Result<Demand, EngineError> {
         let decided = self.for_model(spec);
-        let demand = decided.demand(spec.context_tokens)?;
+        let mut demand = decided.demand(spec.context_tokens)?;
+        if decided.speculation == Speculation::NGRAM {
+            let by_model = decided.most_drafts_of_model();
+            demand = demand.with_guesses_in_spare_memory(spec, by_model)?;
+        }
         Ok(match spec.head {
             Some(_) => Demand {
                 draft: head::memory(spec, &decided)?,

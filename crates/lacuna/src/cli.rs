@@ -261,7 +261,7 @@ pub(crate) struct ManArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// 0 always takes the likeliest token; higher is more varied [default: what the model recommends, or 0]
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Draw from the K likeliest tokens only; 0 for all [default: what the model recommends, or 40]
     #[arg(long, value_name = "K")]

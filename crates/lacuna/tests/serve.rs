@@ -366,8 +366,8 @@ fn arguments_that_make_no_sense_are_refused() {
             "--spread",
         ),
         (
-            &["bench", "serve", "--model", "demo", "--temperature", "3"],
-            "--temperature",
+            &["bench", "serve", "--model", "demo", "--temp", "3"],
+            "--temp",
         ),
     ] {
         let output = lacuna(args);

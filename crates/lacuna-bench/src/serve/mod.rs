@@ -96,7 +96,7 @@ fn check(lengths: &LengthArgs) -> Result<()> {
     );
     ensure!(
         (0.0..=2.0).contains(&lengths.temperature),
-        output::Usage("--temperature must be 0 to 2".to_owned())
+        output::Usage("--temp must be 0 to 2".to_owned())
     );
     Ok(())
 }

@@ -51,7 +51,8 @@ pub enum Speculation {
     #[default]
     Off,
     /// From the sequence's own tokens: what followed the last time that its last tokens came up. Takes up to
-    /// 289 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run.
+    /// 290 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run. With
+    /// [`Speculation::NGRAM`] there are only as many rows as that memory holds anyway.
     Ngram {
         /// Tokens guessed for one pass at most.
         most: NonZeroUsize,
@@ -65,13 +66,16 @@ pub enum Speculation {
         most: NonZeroUsize,
     },
     /// [`Speculation::MTP`] for a model that was loaded with its head, as
-    /// [`EngineConfig::guessing`](crate::EngineConfig::guessing) has one loaded that files carry and memory holds; nothing for
-    /// others.
+    /// [`EngineConfig::guessing`](crate::EngineConfig::guessing) has one loaded that files carry and memory holds;
+    /// [`Speculation::NGRAM`] for others.
     Auto,
 }
 
-/// Guesses for a pass, if not said otherwise: with the pending token they are eight, a whole tile of the kernels' products,
-/// which reads weights once for all of them.
+/// Guesses for a pass from a sequence's own tokens, if not said otherwise: with the pending token they are sixteen, two whole
+/// tiles of the kernels' products. They cost nothing until they are computed, and a copy is right for longer than that.
+const MOST_OWN: NonZeroUsize = NonZeroUsize::new(15).unwrap();
+
+/// The same where a model makes them, one after the other: a whole tile.
 const MOST_DRAFTS: NonZeroUsize = NonZeroUsize::new(7).unwrap();
 
 /// More than this are not asked for: a pass of so many rows is a prompt's, and costs what a prompt's does.
@@ -79,7 +83,7 @@ const MOST_DRAFTS_ASKED: usize = 63;
 
 impl Speculation {
     /// By n-grams, as many at once as suit the kernels.
-    pub const NGRAM: Self = Self::Ngram { most: MOST_DRAFTS };
+    pub const NGRAM: Self = Self::Ngram { most: MOST_OWN };
 
     /// By n-grams and the model's own head.
     pub const MTP: Self = Self::Mtp { most: MOST_DRAFTS };
@@ -88,7 +92,7 @@ impl Speculation {
     pub(crate) fn of_model(self, has_head: bool) -> Self {
         match self {
             Self::Auto if has_head => Self::MTP,
-            Self::Auto => Self::Off,
+            Self::Auto => Self::NGRAM,
             decided => decided,
         }
     }
@@ -108,7 +112,7 @@ impl std::fmt::Display for Speculation {
         match self {
             Self::Off => f.write_str("off"),
             Self::Auto => f.write_str("auto"),
-            Self::Ngram { most } if *most == MOST_DRAFTS => f.write_str("ngram"),
+            Self::Ngram { most } if *most == MOST_OWN => f.write_str("ngram"),
             Self::Ngram { most } => write!(f, "ngram:{most}"),
             Self::Mtp { most } if *most == MOST_DRAFTS => f.write_str("mtp"),
             Self::Mtp { most } => write!(f, "mtp:{most}"),
@@ -400,7 +404,7 @@ mod tests {
             let way: Speculation = name.parse().expect("a way");
             assert_eq!(way.to_string(), name);
         }
-        assert_eq!("ngram:7".parse(), Ok(Speculation::NGRAM));
+        assert_eq!("ngram:15".parse(), Ok(Speculation::NGRAM));
         for name in [
             "", "on", "ngram:", "ngram:0", "ngram:64", "mtp:0", "mtp:64", "draft:4", "off:1",
         ] {

@@ -43,6 +43,9 @@ pub struct FaultyDevice {
     held: VecDeque<Done>,
     /// Numbers of reads that bring a byte at most.
     capped: Vec<u64>,
+    /// Where reads that brought so little began. The next one there is let through, unless all are to suffer: with others in
+    /// between, every n-th could be the same one again and again.
+    spared: Vec<u64>,
     /// What is left of buffers of shortened reads.
     rest: Vec<(u64, super::Buffer)>,
     /// A read that waits for the next.
@@ -62,6 +65,7 @@ impl FaultyDevice {
             late: Vec::new(),
             held: VecDeque::new(),
             capped: Vec::new(),
+            spared: Vec::new(),
             rest: Vec::new(),
             back: None,
         }
@@ -77,7 +81,13 @@ impl FaultyDevice {
     fn shorten(&mut self, mut read: Read) {
         let half = read.buffer.len() / 2 / super::ALIGNMENT * super::ALIGNMENT;
         match half {
-            0 => self.capped.push(read.number),
+            0 if self.every > 1 && self.spared.contains(&read.offset) => {
+                self.spared.retain(|offset| *offset != read.offset);
+            }
+            0 => {
+                self.spared.push(read.offset);
+                self.capped.push(read.number);
+            }
             _ => self.rest.push((read.number, read.buffer.split_off(half))),
         }
         self.inner.begin(read);

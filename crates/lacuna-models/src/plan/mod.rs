@@ -108,6 +108,34 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// The same with fewer guesses, `least` at least, where the logits of so many would take more memory than the activations
+    /// of a batch do anyway.
+    ///
+    /// # Errors
+    /// [`PlanError`] for a demand that nothing can meet.
+    pub fn with_guesses_in_spare_memory(
+        self,
+        spec: &ModelSpec,
+        least: usize,
+    ) -> Result<Self, PlanError> {
+        let program = Program::new(spec);
+        let with = |draft_tokens| Self {
+            draft_tokens,
+            ..self
+        };
+        let bytes = |draft_tokens| -> Result<usize, PlanError> {
+            let arena = ArenaPlan::new(&program, with(draft_tokens).limits()?)?;
+            Ok(arena.bytes())
+        };
+        let spare = bytes(least)?;
+        let mut draft_tokens = self.draft_tokens;
+        // 15, 7, 3: with the pending token whole tiles of the kernels' products.
+        while draft_tokens > least && bytes(draft_tokens)? > spare {
+            draft_tokens /= 2;
+        }
+        Ok(with(draft_tokens.max(least)))
+    }
+
     fn limits(&self) -> Result<BatchLimits, PlanError> {
         if self.context_tokens == 0 {
             return Err(PlanError::EmptyContext);

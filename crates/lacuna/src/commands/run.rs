@@ -532,34 +532,37 @@ fn kv(report: KvReport, page_bytes: usize) -> Kv {
 }
 
 /// One line of figures on standard error, after the text.
+/// What came of guesses, if there were any.
+fn guesses(guessed: &Guessed) -> String {
+    let (all, by_model) = (&guessed.all, &guessed.draft_model);
+    let of_all = format!(
+        ", {} of {} guesses right",
+        all.accepted_tokens, all.draft_tokens
+    );
+    match (all.drafts, by_model.drafts) {
+        (0, _) => String::new(),
+        (_, 0) => of_all,
+        _ => format!(
+            "{of_all} ({} of {} by the draft model)",
+            by_model.accepted_tokens, by_model.draft_tokens
+        ),
+    }
+}
+
 fn summarise(report: &Report) -> Result<()> {
     output::text("\n")?;
     let percent = 100.0 * report.kv.committed_bytes as f64 / report.kv.dense_bytes as f64;
     tell!(
-        "{} prompt + {} generated tokens | first token {:.0} ms | prefill {:.1} t/s, decode {:.1} t/s | KV {} of {} dense ({percent:.1} %)",
+        "{} prompt + {} generated tokens | first token {:.0} ms | prefill {:.1} t/s, decode {:.1} t/s{} | KV {} of {} dense ({percent:.1} %)",
         report.prompt_tokens,
         report.generated_tokens,
         report.ttft_ms,
         report.prefill_tps,
         report.decode_tps,
+        guesses(&report.speculation),
         output::bytes(report.kv.committed_bytes as u64),
         output::bytes(report.kv.dense_bytes as u64),
     );
-    if report.speculation.all.drafts > 0 {
-        let by_model = &report.speculation.draft_model;
-        let by_model = match by_model.drafts {
-            0 => String::new(),
-            _ => format!(
-                ", {} of {} of them by the draft model",
-                by_model.accepted_tokens, by_model.draft_tokens
-            ),
-        };
-        tell!(
-            "speculation: {} of {} guessed tokens were right{by_model}",
-            report.speculation.all.accepted_tokens,
-            report.speculation.all.draft_tokens,
-        );
-    }
     if let Some(experts) = &report.memory.weights.experts {
         tell!(
             "experts: {:.1} % of {} found in memory, which holds {:.1} %; {} read{}{}",
