@@ -76,6 +76,8 @@ def served(figure, size, flags, args):
     command += ["--kv-type", args.kv_type, "--ctx", str(CHAT_PROMPT * 2 + reply), "--sessions", str(size)]
     command += ["--max-running", str(size), "--rate", "0", "--spread", "0"]
     command += ["--prompt-tokens", str(CHAT_PROMPT), "--reply-tokens", str(reply)]
+    # Weights may be random, whose replies repeat themselves as no text does.
+    command += ["--speculate", "off"]
     report = json.loads(output(command))
     if figure == "chats":
         return report["generated_tokens_per_second"]

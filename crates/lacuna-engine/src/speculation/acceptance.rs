@@ -6,6 +6,8 @@
 pub(crate) enum Evidence {
     /// So many tokens before it had matched, and other places that match say so much of it.
     Match { length: usize, witnesses: Witnesses },
+    /// A token before it was exchanged for another, and few or none have matched since.
+    Exchange(Witnesses),
     /// The draft model gives it this probability.
     Confidence(f64),
 }
@@ -47,6 +49,7 @@ impl Evidence {
                 };
                 length * Witnesses::COUNT + witnesses as usize
             }
+            Self::Exchange(witnesses) => LENGTHS * Witnesses::COUNT + witnesses as usize,
             Self::Confidence(probability) => {
                 let below = BOUNDS.iter().take_while(|&&bound| probability >= bound);
                 below.count()
@@ -61,10 +64,11 @@ const LENGTHS: usize = 7;
 /// Where classes of a draft model's confidence end. The last is what it has no doubt of: names, numbers, the rest of a word.
 const BOUNDS: [f64; 4] = [0.3, 0.5, 0.7, 0.9];
 
-/// Part of guesses believed to be right after matches of each length, by what witnesses say (none, for, divided, against), until
-/// more is known: about what came of them in edits, summaries, tables and talk of small models. A short match is as often chance
-/// as not, a long one is a copy, and what all places agree on is nearly as sure behind two tokens as behind twenty.
-const OF_MATCHES: [[f64; Witnesses::COUNT]; LENGTHS] = [
+/// Part of guesses believed to be right after matches of each length, and at last behind an exchanged token, by what witnesses say
+/// (none, for, divided, against), until more is known: about what came of them in edits, summaries, tables and talk of small models,
+/// and less of what is likely in edits alone. A short match is as often chance as not, a long one is a copy, and what all
+/// places agree on is nearly as sure behind two tokens as behind twenty.
+const OF_MATCHES: [[f64; Witnesses::COUNT]; LENGTHS + 1] = [
     [0.25, 0.50, 0.20, 0.10],
     [0.40, 0.80, 0.45, 0.20],
     [0.60, 0.90, 0.55, 0.35],
@@ -72,6 +76,7 @@ const OF_MATCHES: [[f64; Witnesses::COUNT]; LENGTHS] = [
     [0.85, 0.95, 0.80, 0.60],
     [0.92, 0.97, 0.90, 0.70],
     [0.95, 0.98, 0.95, 0.85],
+    [0.20, 0.35, 0.15, 0.10],
 ];
 
 /// Part of a draft model's guesses believed to be right, by how sure it is: about what it says itself, less what it knows less

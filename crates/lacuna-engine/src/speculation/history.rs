@@ -6,7 +6,8 @@
 //! bounded, too.
 //!
 //! What followed the longest match is guessed to follow. Other places that match say how sure that is: what came after
-//! all of them is hardly ever wrong, even behind a single token.
+//! all of them is hardly ever wrong, even behind a single token. Where an edit exchanges a token for another, what comes
+//! after it may be what came after the old one, so that is a lead as well, until there is a match of three tokens.
 
 use std::num::NonZeroU32;
 
@@ -24,6 +25,10 @@ pub(crate) struct History {
     short: Chains,
     /// Those there are for the end of the tokens.
     matches: Vec<Match>,
+    /// Those that agree with what is guessed, as far as that has come.
+    witnesses: Vec<Match>,
+    /// What was followed last, and how many tokens there were then.
+    followed: Option<(usize, usize)>,
 }
 
 /// An earlier place whose last tokens are those at the end.
@@ -34,10 +39,35 @@ struct Match {
     length: usize,
 }
 
-impl Match {
+/// A place that may be followed: what comes after it is guessed to come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lead {
+    place: usize,
+    /// What matched before it. `None` where that would be an exchanged token: the place after those that were followed until
+    /// one of them was wrong.
+    length: Option<usize>,
+}
+
+impl Lead {
     /// What followed then, in `tokens`, and from the end on what follows if it goes on the same way.
     fn following(self, tokens: &[u32]) -> impl Iterator<Item = u32> {
         tokens[self.place..].iter().copied().cycle()
+    }
+
+    /// What speaks for the guess after so many others.
+    fn evidence(self, after: usize, witnesses: Witnesses) -> Evidence {
+        match self.length {
+            Some(length) => Evidence::Match {
+                length: length + after,
+                witnesses,
+            },
+            // From then on as after any match of as many.
+            None if after >= Chains::LONG.key => Evidence::Match {
+                length: after,
+                witnesses,
+            },
+            None => Evidence::Exchange(witnesses),
+        }
     }
 }
 
@@ -48,6 +78,8 @@ impl History {
             long: Chains::new(Chains::LONG, tokens),
             short: Chains::new(Chains::SHORT, tokens),
             matches: Vec::with_capacity(Self::MOST_MATCHES),
+            witnesses: Vec::with_capacity(Self::MOST_MATCHES),
+            followed: None,
         }
     }
 
@@ -59,53 +91,75 @@ impl History {
     /// Bytes of the places of `tokens` tokens.
     pub(crate) fn bytes(tokens: usize) -> usize {
         let chains = [Chains::LONG, Chains::SHORT].map(|reach| reach.bytes(tokens));
-        chains.iter().sum::<usize>() + Self::MOST_MATCHES * size_of::<Match>()
+        chains.iter().sum::<usize>() + 2 * Self::MOST_MATCHES * size_of::<Match>()
     }
 
     /// Forgets all places.
     pub(crate) fn forget(&mut self) {
         self.long.forget();
         self.short.forget();
+        self.followed = None;
     }
 
-    /// Up to `most` tokens that are guessed to follow `tokens`, and what speaks for each. `tokens` begin as they did the last
-    /// time.
-    pub(crate) fn guess(
+    /// What may be followed after `tokens`, the likelier last if nothing is known: where matches are short, the place behind
+    /// an exchanged token, and the longest match, of those the latest. `tokens` begin as they did the last time.
+    pub(crate) fn leads(&mut self, tokens: &[u32]) -> impl Iterator<Item = Lead> + use<> {
+        let best = self.find(tokens);
+        let is_short = best.is_none_or(|it| it.length < Chains::LONG.key);
+        let exchange = self.followed.filter(|_| is_short);
+        let exchange = exchange.map(|(place, end)| place + (tokens.len() - end));
+        let exchange = exchange
+            .filter(|&place| place < tokens.len() && best.is_none_or(|it| it.place != place));
+        let exchange = exchange.map(|place| Lead {
+            place,
+            length: None,
+        });
+        let best = best.map(|it| Lead {
+            place: it.place,
+            length: Some(it.length),
+        });
+        exchange.into_iter().chain(best)
+    }
+
+    /// Takes note that `lead`, one of the last, is what guesses come from.
+    pub(crate) fn follow(&mut self, lead: Lead, tokens: &[u32]) {
+        self.followed = Some((lead.place, tokens.len()));
+    }
+
+    /// Up to `most` tokens that are guessed to follow `tokens` by `lead`, one of the last, and what speaks for each.
+    pub(crate) fn guesses(
         &mut self,
+        lead: Lead,
         tokens: &[u32],
         most: usize,
     ) -> impl Iterator<Item = (u32, Evidence)> {
-        let best = self.find(tokens);
-        let matches = &mut self.matches;
-        let guesses = best.into_iter().flat_map(move |best| {
-            let guesses = best.following(tokens).take(most).enumerate();
-            guesses.map(move |guess| (best, guess))
-        });
-        guesses.map(move |(best, (after, guess))| {
-            let followed = |it: &Match| tokens.get(it.place + after).copied();
+        let Self {
+            matches, witnesses, ..
+        } = self;
+        witnesses.clear();
+        witnesses.extend(matches.iter().filter(|it| it.place != lead.place));
+        let guesses = lead.following(tokens).take(most).enumerate();
+        guesses.map(move |(after, guess)| {
+            let said = |it: &Match| tokens.get(it.place + after).copied();
             // So near the end nothing is known of what followed.
-            matches.retain(|it| followed(it).is_some());
-            let asked = matches.len();
+            witnesses.retain(|it| said(it).is_some());
+            let asked = witnesses.len();
             // Those that went on otherwise have nothing to say of the guesses after this one.
-            matches.retain(|it| followed(it) == Some(guess));
-            let evidence = Evidence::Match {
-                length: best.length + after,
-                witnesses: Witnesses::new(matches.len(), asked),
-            };
-            (guess, evidence)
+            witnesses.retain(|it| said(it) == Some(guess));
+            let agree = Witnesses::new(witnesses.len(), asked);
+            (guess, lead.evidence(after, agree))
         })
     }
 
-    /// The longest match of the end of `tokens`, of those the latest; `matches` are the others then.
+    /// The longest match of the end of `tokens`, of those the latest; `matches` are all of its kind then.
     fn find(&mut self, tokens: &[u32]) -> Option<Match> {
         self.matches.clear();
         for chains in [&mut self.long, &mut self.short] {
             self.matches.extend(chains.matches(tokens));
             // The latest comes first, and of several that are as long the last is the greatest.
-            let longest = self.matches.iter().enumerate().rev();
-            let longest = longest.max_by_key(|(_, it)| it.length);
-            if let Some((index, _)) = longest {
-                return Some(self.matches.swap_remove(index));
+            let longest = self.matches.iter().rev().max_by_key(|it| it.length);
+            if let Some(longest) = longest {
+                return Some(*longest);
             }
         }
         None
@@ -253,19 +307,16 @@ mod tests {
         matches.iter().find(|it| it.length == longest).copied()
     }
 
-    fn guessed(history: &mut History, tokens: &[u32], most: usize) -> Vec<u32> {
-        let guesses = history.guess(tokens, most);
-        guesses.map(|(token, _)| token).collect()
+    /// Guesses after the longest match, and what speaks for them.
+    fn by_match(history: &mut History, tokens: &[u32], most: usize) -> Vec<(u32, Evidence)> {
+        let lead = history.leads(tokens).find(|lead| lead.length.is_some());
+        let guesses = lead.map(|lead| history.guesses(lead, tokens, most).collect());
+        guesses.unwrap_or_default()
     }
 
-    /// What spoke for each guess.
-    fn evidence(history: &mut History, tokens: &[u32], most: usize) -> Vec<(usize, Witnesses)> {
-        let guesses = history.guess(tokens, most);
-        let evidence = guesses.map(|(_, evidence)| match evidence {
-            Evidence::Match { length, witnesses } => (length, witnesses),
-            Evidence::Confidence(_) => unreachable!("no model has been asked"),
-        });
-        evidence.collect()
+    fn guessed(history: &mut History, tokens: &[u32], most: usize) -> Vec<u32> {
+        let guesses = by_match(history, tokens, most).into_iter();
+        guesses.map(|(token, _)| token).collect()
     }
 
     proptest! {
@@ -306,7 +357,7 @@ mod tests {
             matches.truncate(if matches.first().is_some_and(|it| it.length < 3) { 8 } else { 32 });
             let found = best(&matches);
             matches.retain(|it| Some(*it) != found);
-            let guesses: Vec<(u32, Evidence)> = History::new(100).guess(&tokens, most).collect();
+            let guesses = by_match(&mut History::new(100), &tokens, most);
             prop_assert_eq!(guesses.len(), if found.is_some() { most } else { 0 });
             for (after, (guess, evidence)) in guesses.into_iter().enumerate() {
                 let said = |it: &Match| tokens.get(it.place + after).copied();
@@ -333,11 +384,53 @@ mod tests {
         let tokens = [1, 2, 3, 4, 1, 5, 6, 7, 1];
         let mut history = History::new(100);
         assert_eq!(guessed(&mut history, &tokens, 3), [5, 6, 7]);
-        let said = evidence(&mut history, &tokens, 2);
-        assert_eq!(said, [(1, Witnesses::Against), (2, Witnesses::None)]);
+        let said = by_match(&mut history, &tokens, 2);
+        let evidence = [(1, Witnesses::Against), (2, Witnesses::None)];
+        let evidence = evidence.map(|(length, witnesses)| Evidence::Match { length, witnesses });
+        assert_eq!(said, [(5, evidence[0]), (6, evidence[1])]);
         // The longer match is believed, however long ago it was.
         let tokens = [1, 2, 3, 4, 9, 3, 8, 8, 1, 2, 3];
         assert_eq!(guessed(&mut history, &tokens, 2), [4, 9]);
+    }
+
+    #[test]
+    fn an_edit_that_exchanges_a_token_is_followed_behind_it() {
+        let mut history = History::new(100);
+        let mut tokens: Vec<u32> = (100..120).chain(100..105).collect();
+        let copy = history.leads(&tokens).last().expect("a match");
+        history.follow(copy, &tokens);
+        // 105 and 106 are guessed; 105 is what comes, and 7 in the place of 106.
+        tokens.extend([105, 7]);
+        let leads: Vec<Lead> = history.leads(&tokens).collect();
+        assert_eq!(leads.len(), 1, "7 came up nowhere");
+        let guesses: Vec<_> = history.guesses(leads[0], &tokens, 5).collect();
+        let exchange = |token| (token, Evidence::Exchange(Witnesses::None));
+        let matched = |token, length| {
+            let witnesses = Witnesses::None;
+            (token, Evidence::Match { length, witnesses })
+        };
+        let expected = [
+            exchange(107),
+            exchange(108),
+            exchange(109),
+            matched(110, 3),
+            matched(111, 4),
+        ];
+        assert_eq!(guesses, expected);
+        history.follow(leads[0], &tokens);
+        tokens.push(107);
+        let leads: Vec<Lead> = history.leads(&tokens).collect();
+        assert_eq!(
+            leads.len(),
+            1,
+            "a match of one token leads to the same place"
+        );
+        assert_eq!(leads[0].length, Some(1));
+        // Nothing is left behind the end, nor of other tokens.
+        history.followed = Some((tokens.len() - 1, tokens.len() - 1));
+        assert_eq!(history.leads(&tokens).count(), 1);
+        history.forget();
+        assert_eq!(history.followed, None);
     }
 
     #[test]
@@ -351,7 +444,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_what_is_far_back_is_forgotten() {
-        let matches = 32 * size_of::<Match>();
+        let matches = 2 * 32 * size_of::<Match>();
         assert_eq!(
             History::bytes(usize::MAX),
             (256 << 10) + (32 << 10) + matches

@@ -51,7 +51,7 @@ pub enum Speculation {
     #[default]
     Off,
     /// From the sequence's own tokens: what followed the last time that its last tokens came up. Takes up to
-    /// 290 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run. With
+    /// 292 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run. With
     /// [`Speculation::NGRAM`] there are only as many rows as that memory holds anyway.
     Ngram {
         /// Tokens guessed for one pass at most.
@@ -199,6 +199,9 @@ pub(crate) struct Speculator {
     history: Option<History>,
     /// Of guesses from history.
     acceptance: Acceptance,
+    /// What each lead of history guessed to follow so many tokens, whether it was computed or not.
+    guessed: [Vec<(u32, Evidence)>; 2],
+    guessed_after: usize,
     /// What spoke for each of the guesses under way.
     evidence: Vec<Evidence>,
     /// The pending token and those guessed to follow it.
@@ -222,6 +225,8 @@ impl Speculator {
             features: width.map(Features::new),
             history: tokens.map(History::new),
             acceptance: Acceptance::of_matches(),
+            guessed: Default::default(),
+            guessed_after: 0,
             evidence: Vec::new(),
             run: Vec::new(),
             judged: Vec::new(),
@@ -260,25 +265,52 @@ impl Speculator {
     /// Bytes that the speculator of a sequence of `tokens` tokens takes, whose head takes features of `width` elements.
     pub(crate) fn bytes(tokens: Option<usize>, width: Option<usize>) -> usize {
         let features = width.map_or(0, Features::bytes);
-        let history = tokens.map_or(0, History::bytes);
-        size_of::<Self>() + Acceptance::bytes_of_matches() + history + features
+        let history = tokens.map_or(0, |tokens| {
+            let guessed = 2 * MOST_DRAFTS_ASKED * size_of::<(u32, Evidence)>();
+            History::bytes(tokens) + Acceptance::bytes_of_matches() + guessed
+        });
+        size_of::<Self>() + history + features
     }
 
     /// Guesses up to `most` of what comes after `tokens` from these, and how likely each is to be right together with those
     /// before it.
     pub(crate) fn guess(&mut self, tokens: &[u32], most: usize) -> Vec<f64> {
         self.forget_guesses();
-        if let (Some(history), Some(&pending)) = (&mut self.history, tokens.last()) {
-            self.run.push(pending);
-            for (guess, evidence) in history.guess(tokens, most) {
-                self.run.push(guess);
-                self.evidence.push(evidence);
+        self.learn(tokens);
+        let (Some(history), Some(&pending)) = (&mut self.history, tokens.last()) else {
+            return Vec::new();
+        };
+        self.guessed_after = tokens.len();
+        let (mut best, mut most_likely) = (None, 0.0);
+        for (lead, guessed) in history.leads(tokens).zip(&mut self.guessed) {
+            guessed.extend(history.guesses(lead, tokens, most));
+            let first = guessed.first();
+            let likely = first.map_or(0.0, |&(_, evidence)| self.acceptance.probability(evidence));
+            if likely >= most_likely {
+                (best, most_likely) = (Some((lead, guessed)), likely);
             }
         }
-        if self.evidence.is_empty() {
-            self.forget_guesses();
+        if let Some((lead, guessed)) = best {
+            history.follow(lead, tokens);
+            self.run.push(pending);
+            self.run.extend(guessed.iter().map(|&(guess, _)| guess));
+            self.evidence
+                .extend(guessed.iter().map(|&(_, evidence)| evidence));
         }
         likely_together(&self.acceptance, &self.evidence)
+    }
+
+    /// Learns from what has followed since the last guesses. Those that were not computed teach as much, and cost nothing.
+    fn learn(&mut self, tokens: &[u32]) {
+        let after = tokens.get(self.guessed_after..).unwrap_or_default();
+        for guessed in &mut self.guessed {
+            for ((guess, evidence), token) in guessed.drain(..).zip(after) {
+                self.acceptance.note(evidence, guess == *token);
+                if guess != *token {
+                    break;
+                }
+            }
+        }
     }
 
     /// Takes `guesses` of a draft model, and how sure it is of each, for what comes after `pending`.
@@ -322,8 +354,8 @@ impl Speculator {
             let judged = self.evidence.iter().copied().zip(rights);
             let accepted = before + usize::from(then == Some(true));
             match self.evidence[0] {
-                Evidence::Match { .. } => {
-                    judged.for_each(|(evidence, right)| self.acceptance.note(evidence, right));
+                // What they came to is learned with the next ones.
+                Evidence::Match { .. } | Evidence::Exchange(_) => {
                     drafts.history.note(guesses.len(), accepted);
                 }
                 Evidence::Confidence(_) => {
@@ -342,6 +374,7 @@ impl Speculator {
 
     /// Forgets the tokens there were: others come in their place.
     pub(crate) fn forget(&mut self) {
+        self.guessed.iter_mut().for_each(Vec::clear);
         if let Some(history) = &mut self.history {
             history.forget();
         }
@@ -433,10 +466,16 @@ mod tests {
         assert_eq!(speculator.guesses(), [115, 116]);
         speculator.judge(1, Some(7), &mut counts);
         assert!(speculator.guesses().is_empty() && speculator.run().is_empty());
+        let text: Vec<u32> = text.into_iter().chain([7]).chain(100..115).collect();
         let third = speculator.guess(&text, 4);
         assert!(third[0] < second[0], "{third:?} after {second:?}");
+        assert_eq!(
+            speculator.guesses()[..2],
+            [7, 100],
+            "what came the last time"
+        );
         // The text ends with a right guess.
-        speculator.judge(2, Some(116), &mut counts);
+        speculator.judge(2, Some(100), &mut counts);
         let all = DraftCounts {
             drafts: 3,
             draft_tokens: 10,
@@ -460,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_that_nobody_judged_teach_nothing() {
+    fn guesses_that_were_not_computed_teach_as_well() {
         let text: Vec<u32> = (100..140).chain(100..110).collect();
         let mut speculator = Speculator::new(Some(1000), None, None);
         let first = speculator.guess(&text, 4);
@@ -468,6 +507,32 @@ mod tests {
         let mut counts = Drafts::default();
         speculator.judge(1, Some(110), &mut counts);
         assert_eq!(counts, Drafts::default());
-        assert_eq!(speculator.guess(&text, 4), first);
+        assert_eq!(speculator.guess(&text, 4), first, "nothing has followed");
+        let grown: Vec<u32> = text.iter().copied().chain([110]).collect();
+        assert!(speculator.guess(&grown, 4)[0] > first[0]);
+        // What is rewritten has not followed.
+        speculator.forget();
+        let rewritten: Vec<u32> = (100..140).chain(100..112).collect();
+        assert!(speculator.guess(&rewritten, 4)[0] > first[0]);
+    }
+
+    #[test]
+    fn an_edit_is_followed_behind_what_it_exchanges_once_that_is_the_likelier_lead() {
+        // A name is exchanged for 7 in every line, and followed by something else each time.
+        let lines = |name: u32| {
+            let line = move |line: u32| [100 + line, 200 + line, name, 300 + line, 400 + line];
+            (0..40u32).flat_map(line)
+        };
+        let source: Vec<u32> = lines(9).collect();
+        let edited: Vec<u32> = lines(7).collect();
+        let mut speculator = Speculator::new(Some(1000), None, None);
+        let mut right = 0;
+        for end in 1..edited.len() {
+            let text: Vec<u32> = source.iter().chain(&edited[..end]).copied().collect();
+            speculator.guess(&text, 4);
+            let guess = speculator.guesses().first();
+            right += usize::from(edited[end - 1] == 7 && guess == Some(&edited[end]));
+        }
+        assert!(right > 30, "{right} of 40");
     }
 }
