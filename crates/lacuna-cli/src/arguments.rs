@@ -266,9 +266,10 @@ pub struct ServiceArgs {
 #[derive(Debug, Args)]
 pub struct SpeculationArgs {
     // What is computed does not depend on it, so it is no part of the engine's fingerprint.
-    /// Compute several tokens of a reply in one pass where that pays, guessed from the prompt and what has been written (ngram,
-    /// ngram:N for up to N at once), or by the head too that the model's files carry for it (mtp, mtp:N; auto: where they carry
-    /// one and memory holds it), or one after the other (off). The text is the same [default: ngram]
+    /// Compute several tokens of a reply in one pass where that pays, guessed from the prompt and what has been written (ngram: up
+    /// to 15 at once, fewer where that would take more memory; ngram:N for up to N), or by the head too that the model's files
+    /// carry for it (mtp, mtp:N; auto: where they carry one and memory holds it), or one after the other (off). The text is the
+    /// same [default: ngram]
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<Speculation>,
     /// The model that guesses where the text itself has no guess.
