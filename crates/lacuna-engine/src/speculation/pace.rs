@@ -50,7 +50,12 @@ impl PassTimes {
     /// Seconds that a pass of `rows` rows takes: as seen, between what was seen of fewer and of more rows, or a guess
     /// from what was seen of fewer.
     pub(crate) fn expected(&self, rows: usize) -> f64 {
-        let known = |index: usize| Some((index + 1, self.seconds[index]?));
+        // No longer than one of more rows: the first pass of so many may have been a slow one.
+        let known = |index: usize| {
+            let seconds = self.seconds[index]?;
+            let of_more = self.seconds[index..].iter().flatten().copied();
+            Some((index + 1, of_more.fold(seconds, f64::min)))
+        };
         let seen = self.seconds.len();
         let below = (0..rows.min(seen)).rev().find_map(known);
         let above = (rows - 1..seen).find_map(known);
@@ -125,6 +130,10 @@ pub(crate) struct Pace {
     to_try: f64,
     /// Whether there has been a pass without guesses, from which on there is a balance.
     begun: bool,
+    /// Passes since the last one without guesses, and tokens that they gave for each sequence.
+    since_plain: (usize, f64),
+    /// Passes without guesses, as far as that matters.
+    plain: usize,
     /// Whether everything is computed that can be guessed, whatever it takes.
     #[cfg(test)]
     eager: bool,
@@ -153,6 +162,12 @@ impl Pace {
     const TO_TRY: f64 = 1.0;
     /// The most that is saved beyond that, in passes: what a draft model takes to read a prompt of a few thousand tokens.
     const MOST_SAVINGS: f64 = 32.0;
+    /// Passes with guesses after which there is one without: few at the beginning, when what was seen may have been slow, and more
+    /// where they give so many tokens each that it costs more.
+    const LEAST_UNSEEN: usize = 4;
+    const UNSEEN: usize = 16;
+    const UNSEEN_IF_GOOD: usize = 64;
+    const GOOD: f64 = 1.4;
     /// By how much guesses must promise to be better: less is within what is not known.
     const LEAST_GAIN: f64 = 1.05;
     /// How much longer a pass may take for guesses of some while others in it have none: they only wait.
@@ -163,8 +178,20 @@ impl Pace {
         if sequences == 0 || rows > Self::MOST_ROWS {
             return;
         }
+        let believed = self.times.expected(sequences);
         let time = self.times.observe(rows, time);
         let plain = self.times.expected(sequences);
+        let (passes, given) = self.since_plain;
+        if rows == sequences {
+            // What guesses have gained meanwhile was less if such a pass takes less than was believed.
+            let owed = (believed - plain).max(0.0) * given;
+            let least = self.balance.min(Self::FIRST_BALANCE * plain);
+            self.balance = (self.balance - owed).max(least);
+            self.since_plain = (0, 0.0);
+            self.plain = (self.plain + 1).min(Self::UNSEEN);
+        } else {
+            self.since_plain = (passes + 1, given + tokens as f64 / sequences as f64);
+        }
         if rows == sequences {
             let first = match std::mem::replace(&mut self.begun, true) {
                 true => Self::GRANT * time,
@@ -269,7 +296,7 @@ impl Pace {
             guesses: 0,
             rate: 0.0,
         };
-        if !self.begun || step.sequences == 0 || drafting == 0 {
+        if !self.begun || step.sequences == 0 || drafting == 0 || self.forgets_plain() {
             return none;
         }
         let plain = self.expected(step.sequences);
@@ -294,6 +321,17 @@ impl Pace {
             }
         }
         depth
+    }
+
+    /// Whether what a pass without guesses takes has to be seen again: else one that was slow, or other times, would have
+    /// guesses computed for ever that gain nothing.
+    fn forgets_plain(&self) -> bool {
+        let (passes, given) = self.since_plain;
+        let least = match given < Self::GOOD * passes as f64 {
+            true => self.plain.max(Self::LEAST_UNSEEN),
+            false => Self::UNSEEN_IF_GOOD,
+        };
+        passes >= least
     }
 
     /// The longest that a pass may take that is all wrong.
@@ -323,7 +361,7 @@ impl Pace {
             }
             return counts;
         }
-        if !self.begun || sequences == 0 {
+        if !self.begun || sequences == 0 || self.forgets_plain() {
             return counts;
         }
         let guesses = likely.iter().enumerate();
@@ -461,6 +499,19 @@ mod tests {
             "they take time and are no likelier"
         );
         assert!(guesses(own_instead, 0.9) > 0);
+    }
+
+    #[test]
+    fn a_first_pass_that_was_slow_does_not_have_guesses_computed_for_ever() {
+        let mut pace = Pace::default();
+        pace.observe(1, 1, 1, time(3, 0.3));
+        let (mut passes, mut rows) = (0, 0);
+        for _ in 0..1000 {
+            let guessed = pace.allot(&[vec![0.3]], 1, 63)[0];
+            (passes, rows) = (passes + 1, rows + guessed);
+            pace.observe(1, 1 + guessed, 1, time(1 + guessed, 0.3));
+        }
+        assert!(rows < passes / 10, "{rows} guesses of {passes} passes");
     }
 
     #[test]
