@@ -153,3 +153,38 @@ fn a_processor_may_choose_a_precision_only_where_it_computes_all_of_a_model() {
     let told = MatmulPrecision::Bf16.into();
     assert_eq!(of(told, Some("neurons")), told, "which is refused");
 }
+
+/// Rows of logits for guesses lie where a batch's activations do, and are fewer where that is too little.
+#[test]
+fn guesses_that_nobody_asked_for_take_no_memory_for_activations() {
+    let with = |batch_tokens, speculation| {
+        let config = EngineConfig {
+            batch_tokens,
+            speculation,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(demo_model(), &config).expect("this machine runs it");
+        let arena = &engine.plan.arena;
+        (arena.bytes(), engine.scratch.limits().logit_rows)
+    };
+    let seven = "ngram:7".parse().expect("a way to guess");
+    let mut rows = Vec::new();
+    for batch_tokens in [1, 4, 16, 64, 512] {
+        let (least, _) = with(batch_tokens, Speculation::Off);
+        let (bytes, free) = with(batch_tokens, Speculation::NGRAM);
+        assert_eq!(bytes, least, "batches of {batch_tokens}");
+        assert_eq!(with(batch_tokens, Speculation::Auto), (bytes, free));
+        let (asked_bytes, asked) = with(batch_tokens, seven);
+        assert_eq!(asked, batch_tokens.min(8));
+        assert_eq!(
+            asked_bytes > least,
+            asked > free,
+            "no fewer than there is room for"
+        );
+        rows.push(free);
+    }
+    assert!(
+        rows.is_sorted() && rows[0] == 1 && rows.contains(&16),
+        "{rows:?}"
+    );
+}

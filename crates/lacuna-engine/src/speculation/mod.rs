@@ -51,7 +51,7 @@ pub enum Speculation {
     #[default]
     Off,
     /// From the sequence's own tokens: what followed the last time that its last tokens came up. Takes up to
-    /// 292 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run. With
+    /// 293 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run. With
     /// [`Speculation::NGRAM`] there are only as many rows as that memory holds anyway.
     Ngram {
         /// Tokens guessed for one pass at most.
@@ -483,6 +483,12 @@ mod tests {
         };
         assert_eq!(counts.history, all);
         assert_eq!(counts.all(), all);
+    }
+
+    #[test]
+    fn a_reply_takes_as_much_as_is_said_at_most() {
+        let most = Speculator::bytes(Some(usize::MAX), None);
+        assert_eq!(most.div_ceil(1 << 10), 293, "{most} bytes");
     }
 
     #[test]

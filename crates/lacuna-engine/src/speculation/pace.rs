@@ -132,8 +132,6 @@ pub(crate) struct Pace {
     begun: bool,
     /// Passes since the last one without guesses, and tokens that they gave for each sequence.
     since_plain: (usize, f64),
-    /// Passes without guesses, as far as that matters.
-    plain: usize,
     /// Whether everything is computed that can be guessed, whatever it takes.
     #[cfg(test)]
     eager: bool,
@@ -162,10 +160,8 @@ impl Pace {
     const TO_TRY: f64 = 1.0;
     /// The most that is saved beyond that, in passes: what a draft model takes to read a prompt of a few thousand tokens.
     const MOST_SAVINGS: f64 = 32.0;
-    /// Passes with guesses after which there is one without: few at the beginning, when what was seen may have been slow, and more
-    /// where they give so many tokens each that it costs more.
-    const LEAST_UNSEEN: usize = 4;
-    const UNSEEN: usize = 16;
+    /// Passes with guesses after which there is one without, and where they give so many tokens each that it costs more.
+    const UNSEEN: usize = 8;
     const UNSEEN_IF_GOOD: usize = 64;
     const GOOD: f64 = 1.4;
     /// By how much guesses must promise to be better: less is within what is not known.
@@ -178,20 +174,12 @@ impl Pace {
         if sequences == 0 || rows > Self::MOST_ROWS {
             return;
         }
-        let believed = self.times.expected(sequences);
         let time = self.times.observe(rows, time);
         let plain = self.times.expected(sequences);
-        let (passes, given) = self.since_plain;
-        if rows == sequences {
-            // What guesses have gained meanwhile was less if such a pass takes less than was believed.
-            let owed = (believed - plain).max(0.0) * given;
-            let least = self.balance.min(Self::FIRST_BALANCE * plain);
-            self.balance = (self.balance - owed).max(least);
-            self.since_plain = (0, 0.0);
-            self.plain = (self.plain + 1).min(Self::UNSEEN);
-        } else {
-            self.since_plain = (passes + 1, given + tokens as f64 / sequences as f64);
-        }
+        self.since_plain = match (rows == sequences, self.since_plain) {
+            (true, _) => (0, 0.0),
+            (false, (passes, given)) => (passes + 1, given + tokens as f64 / sequences as f64),
+        };
         if rows == sequences {
             let first = match std::mem::replace(&mut self.begun, true) {
                 true => Self::GRANT * time,
@@ -328,7 +316,7 @@ impl Pace {
     fn forgets_plain(&self) -> bool {
         let (passes, given) = self.since_plain;
         let least = match given < Self::GOOD * passes as f64 {
-            true => self.plain.max(Self::LEAST_UNSEEN),
+            true => Self::UNSEEN,
             false => Self::UNSEEN_IF_GOOD,
         };
         passes >= least
@@ -512,6 +500,27 @@ mod tests {
             pace.observe(1, 1 + guessed, 1, time(1 + guessed, 0.3));
         }
         assert!(rows < passes / 10, "{rows} guesses of {passes} passes");
+    }
+
+    #[test]
+    fn wrong_guesses_gain_nothing_over_a_pass_that_was_slow() {
+        let mut pace = Pace::default();
+        pace.observe(1, 1, 1, time(3, 0.3));
+        let balance = pace.balance;
+        (0..Pace::UNSEEN).for_each(|_| pace.observe(1, 2, 1, time(2, 0.3)));
+        assert!(pace.balance <= balance && pace.forgets_plain());
+        assert_eq!(pace.allot(&[vec![0.9]], 1, 63), [0]);
+        pace.observe(1, 1, 1, time(1, 0.3));
+        assert!(!pace.forgets_plain());
+    }
+
+    #[test]
+    fn a_pass_takes_no_longer_than_one_of_more_rows() {
+        let mut times = PassTimes::default();
+        times.observe(1, time(9, 0.1));
+        times.observe(4, time(4, 0.1));
+        assert_eq!(times.expected(1), times.expected(4));
+        assert_eq!(times.expected(2), times.expected(4));
     }
 
     #[test]
