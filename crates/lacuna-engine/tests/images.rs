@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use lacuna_engine::{
     Engine, EngineConfig, Event, Eyes, FinishReason, Generation, ImageError, Limits, Refusal,
-    Request, RequestMemory, Sampling, Service, ServiceConfig, Session, Stream,
+    Request, RequestMemory, Sampling, Service, ServiceConfig, Session, Speculation, Stream,
 };
 use lacuna_files::ModelFiles;
 use lacuna_kernels::CpuConfig;
@@ -208,6 +208,38 @@ fn found_again(fixture: Fixture) {
     let before = 70 + fixture.before;
     assert!(other <= before, "no token of another picture: {other}");
     assert_eq!(eyes.encoded(), fixture.pictures.iter().sum::<u64>());
+}
+
+/// The token before a picture comes up again in what is written. What followed it was guessed to follow, which is no token.
+#[test]
+fn guesses_from_a_prompt_with_images_leave_answers_as_they_are() {
+    for fixture in ALL {
+        let model = fixture.model("hf");
+        let eyes = Eyes::new(Arc::clone(&model), CpuConfig::default(), None);
+        let answers = [Speculation::Off, Speculation::NGRAM].map(|speculation| {
+            let mut config = config();
+            config.engine.speculation = speculation;
+            let service = Service::start(Arc::clone(&model), config).expect("a service");
+            let answers = (0..8).map(|seed| {
+                let prompt = fixture.prompt(&eyes, &[9, 11, 12], &[1, 0]);
+                let request = Request {
+                    sampling: Sampling {
+                        seed,
+                        ..Sampling::default()
+                    },
+                    limits: Limits {
+                        max_tokens: Some(100),
+                        ignore_eos: true,
+                        ..Limits::default()
+                    },
+                    ..prompt
+                };
+                answer(service.handle().submit(request).expect("taken")).0
+            });
+            answers.collect::<Vec<_>>()
+        });
+        assert_eq!(answers[1], answers[0], "{fixture:?}");
+    }
 }
 
 #[test]

@@ -6,10 +6,12 @@
 //! bounded, too.
 //!
 //! What followed the longest match is guessed to follow. Other places that match say how sure that is: what came after
-//! all of them is hardly ever wrong, even behind a single token. Where an edit exchanges a token for another, what comes
+//! all of them is hardly ever wrong, even behind a single token. A part of a picture is guessed never: no model writes one. Where an edit exchanges a token for another, what comes
 //! after it may be what came after the old one, so that is a lead as well, until there is a match of three tokens.
 
 use std::num::NonZeroU32;
+
+use lacuna_images::FIRST_TOKEN;
 
 use super::acceptance::{Evidence, Witnesses};
 
@@ -49,9 +51,11 @@ pub(crate) struct Lead {
 }
 
 impl Lead {
-    /// What followed then, in `tokens`, and from the end on what follows if it goes on the same way.
+    /// What followed then, in `tokens`, and from the end on what follows if it goes on the same way, as far as that can be
+    /// written: not up to a picture, and not behind it.
     fn following(self, tokens: &[u32]) -> impl Iterator<Item = u32> {
-        tokens[self.place..].iter().copied().cycle()
+        let following = tokens[self.place..].iter().copied().cycle();
+        following.take_while(|&token| token < FIRST_TOKEN)
     }
 
     /// What speaks for the guess after so many others.
@@ -377,6 +381,20 @@ mod tests {
         let tokens = [9, 9, 1, 2, 3, 1, 2, 3];
         let guesses = guessed(&mut History::new(100), &tokens, 7);
         assert_eq!(guesses, [1, 2, 3, 1, 2, 3, 1]);
+    }
+
+    /// Parts of pictures lie among tokens by numbers that no vocabulary has, and a pass over such a guess failed.
+    #[test]
+    fn what_follows_ends_before_a_picture() {
+        let picture = FIRST_TOKEN | 7;
+        let tokens = [1, 2, 3, picture, picture, 4, 1, 2];
+        let mut history = History::new(100);
+        assert_eq!(guessed(&mut history, &tokens[..7], 4), [2, 3]);
+        assert_eq!(guessed(&mut history, &tokens, 4), [3]);
+        let tokens = [1, picture, 2, 1];
+        assert_eq!(guessed(&mut History::new(100), &tokens, 4), [0; 0]);
+        let tokens = [picture, 1, 2, 3, 1, 2];
+        assert_eq!(guessed(&mut History::new(100), &tokens, 4), [3, 1, 2, 3]);
     }
 
     #[test]

@@ -284,8 +284,10 @@ impl Speculator {
         let (mut best, mut most_likely) = (None, 0.0);
         for (lead, guessed) in history.leads(tokens).zip(&mut self.guessed) {
             guessed.extend(history.guesses(lead, tokens, most));
-            let first = guessed.first();
-            let likely = first.map_or(0.0, |&(_, evidence)| self.acceptance.probability(evidence));
+            let Some(&(_, evidence)) = guessed.first() else {
+                continue;
+            };
+            let likely = self.acceptance.probability(evidence);
             if likely >= most_likely {
                 (best, most_likely) = (Some((lead, guessed)), likely);
             }
@@ -489,6 +491,14 @@ mod tests {
     fn a_reply_takes_as_much_as_is_said_at_most() {
         let most = Speculator::bytes(Some(usize::MAX), None);
         assert_eq!(most.div_ceil(1 << 10), 293, "{most} bytes");
+    }
+
+    #[test]
+    fn nothing_is_guessed_where_a_picture_followed() {
+        let mut speculator = Speculator::new(Some(1000), None, None);
+        let text = [1, 2, 3, lacuna_images::FIRST_TOKEN, 4, 1, 2, 3];
+        assert_eq!(speculator.guess(&text, 4), [0.0; 0]);
+        assert!(speculator.run().is_empty(), "nor is there a pass for it");
     }
 
     #[test]

@@ -162,6 +162,12 @@ class Page:
         """Tokens of the prompt of the last reply, which its figures tell."""
         return int(re.search(r" of (\d+) prompt tokens", self.figures())[1])
 
+    def shown(self):
+        """What it says at present, for those who look into why something never came about."""
+        parts = ["#messages > li", "#refused", "#not-kept", "#summary"]
+        typed = self.find("#text")[0].get_attribute("value")
+        return f"{ {part: self.texts(part) for part in parts} }, typed is {typed!r}, sessions are {self.groups()}"
+
     def picture(self, name):
         self.browser.save_screenshot(str(self.pictures / f"{name}.png"))
 
@@ -580,8 +586,8 @@ def main():
     url, keyed_url, key, folder, seeing_url = sys.argv[1:]
     with tempfile.TemporaryDirectory() as profile:
         browser = open_browser(profile)
+        page = Page(browser, folder)
         try:
-            page = Page(browser, folder)
             browser.get(url)
             welcome(page)
             page.settings({"#temperature": "0"})
@@ -604,6 +610,8 @@ def main():
             assert not errors, errors
             keyed(page, keyed_url, key)
             pictures(page, seeing_url)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the page shows {page.shown()}") from error
         finally:
             browser.quit()
 
