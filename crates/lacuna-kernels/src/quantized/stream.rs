@@ -9,7 +9,8 @@ use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
 use super::streams::{
-    FEW_TOKENS, Place, Write, prefetch_next_rows, prefetch_same_rows, rows_of_streams,
+    FEW_TOKENS, Place, Write, prefetch_beginnings, prefetch_next_rows, prefetch_same_rows,
+    rows_of_streams,
 };
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
@@ -35,6 +36,10 @@ pub(super) fn multiply<S: Simd, D: Format>(
         true => rows_of_streams::<LANES>(rows.len(), row_bytes),
         false => 0,
     };
+    let first = &weights.bytes()[rows.start * row_bytes..];
+    prefetch_beginnings::<LANES>(first.as_ptr(), each * row_bytes, |line| {
+        s.prefetch_line(line)
+    });
     for row in 0..each {
         let bytes = &weights.bytes()[(rows.start + row) * row_bytes..];
         let tile = Tile::strided(bytes, each * row_bytes, row_bytes);

@@ -24,6 +24,22 @@ pub(super) const FEW_TOKENS: usize = 16;
 /// Most rows of a stream that are left over so that streams lie better.
 const SPARED: usize = 4;
 
+/// Prefetches where `N` streams begin, the first of them at `first`: the rest of each is prefetched by what is read before it,
+/// and without this a task would wait for memory line by line until it has come so far.
+#[inline(always)]
+pub(super) fn prefetch_beginnings<const N: usize>(
+    first: *const u8,
+    stream_bytes: usize,
+    prefetch: impl Fn(*const u8),
+) {
+    // A line of each in turn: the order in which they are read.
+    for line in (0..AHEAD_BYTES.min(stream_bytes)).step_by(64) {
+        for stream in 0..N {
+            prefetch(first.wrapping_add(stream * stream_bytes + line));
+        }
+    }
+}
+
 /// How many rows of a task each of `N` streams has, one stream behind the other; what is left over follows them.
 pub(super) fn rows_of_streams<const N: usize>(rows: usize, row_bytes: usize) -> usize {
     let most = rows / N;
@@ -151,6 +167,22 @@ fn crowd<const N: usize>(distance: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_beginning_of_each_stream_is_prefetched_and_no_more() {
+        for stream_bytes in [0, 40, 360, 5000] {
+            let lines = std::cell::RefCell::new(Vec::new());
+            prefetch_beginnings::<4>(std::ptr::null(), stream_bytes, |line| {
+                lines.borrow_mut().push(line.addr());
+            });
+            let mut lines = lines.into_inner();
+            assert!(lines.is_sorted_by_key(|line| line % stream_bytes.max(1)));
+            lines.sort_unstable();
+            let each = AHEAD_BYTES.min(stream_bytes).div_ceil(64);
+            let expected = (0..4).flat_map(|i| (0..each).map(move |j| i * stream_bytes + 64 * j));
+            assert_eq!(lines, expected.collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn streams_have_most_rows_and_are_not_all_in_the_same_sets() {

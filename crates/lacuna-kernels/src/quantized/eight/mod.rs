@@ -22,7 +22,7 @@ pub(super) use planes::magnitudes_of_rows;
 use std::arch::x86_64::*;
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
-use super::streams::{AHEAD_BYTES, rows_of_streams};
+use super::streams::{AHEAD_BYTES, prefetch_beginnings, rows_of_streams};
 use crate::activations::{ActivationRow, Activations, BLOCK};
 use crate::dtype::DType;
 use crate::grid::Block;
@@ -211,6 +211,11 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     let all = out.cols();
     let each = rows_of_streams::<ROWS>(all.len(), weights.row_bytes());
     let rest = all.len() - ROWS * each;
+    let first = &weights.bytes()[all.start * weights.row_bytes()..];
+    prefetch_beginnings::<ROWS>(first.as_ptr(), each * weights.row_bytes(), |line| {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    });
     // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {
