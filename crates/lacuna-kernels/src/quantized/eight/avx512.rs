@@ -41,7 +41,7 @@ ways! {
     Q5K, 176: k_add(rows, x, ahead, Some(16), 48, sum);
     Q6K, 210: q6_k(rows, x, ahead, sum);
     Q2K, 84: low_bits::q2_k::<Quads>(rows, x, ahead, sum);
-    Q3K, 110: low_bits::q3_k::<Quads>(rows, x, ahead, sum);
+    Q3K, 110: q3_k(rows, x, ahead, sum);
     Tq1_0, 54: tq1_0(rows, x, ahead, sum);
     Tq2_0, 66: low_bits::tq2_0::<Quads>(rows, x, ahead, sum);
 }
@@ -141,7 +141,7 @@ fn k_add<const BYTES: usize>(
                     };
                     let mut weights = _mm512_and_si512(shifted, _mm512_set1_epi8(15));
                     if fifth.is_some() {
-                        weights = with_fifth(weights, bits[index][four], 2 * two + part);
+                        weights = with_bit::<4>(weights, bits[index][four], 2 * two + part);
                     }
                     dots[part][four] = _mm512_dpbusd_epi32(dots[part][four], weights, values);
                 }
@@ -170,15 +170,15 @@ fn byte_of(words: __m512i, shifts: __m512i, unit: __m512) -> __m512 {
     _mm512_mul_ps(unit, _mm512_cvtepi32_ps(byte))
 }
 
-/// Nibbles with the fifth bits of sub-block `part`.
+/// Weights with bit `part` of each byte of `bits` for their bit `PLACE`.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn with_fifth(nibbles: __m512i, bits: __m512i, part: usize) -> __m512i {
-    let (up, down) = (4_usize.saturating_sub(part), part.saturating_sub(4));
+fn with_bit<const PLACE: usize>(weights: __m512i, bits: __m512i, part: usize) -> __m512i {
+    let (up, down) = (PLACE.saturating_sub(part), part.saturating_sub(PLACE));
     let bits = _mm512_sll_epi16(bits, _mm_cvtsi32_si128(up as i32));
     let bits = _mm512_srl_epi16(bits, _mm_cvtsi32_si128(down as i32));
-    // Nibbles, or bits where the mask has them.
-    _mm512_ternarylogic_epi32::<0xF8>(nibbles, bits, _mm512_set1_epi8(16))
+    // Weights, or bits where the mask has them.
+    _mm512_ternarylogic_epi32::<0xF8>(weights, bits, _mm512_set1_epi8(1 << PLACE))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -197,11 +197,7 @@ fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: _
         }
         for quarter in 0..4 {
             let block = 4 * upper + quarter;
-            // The two bytes of this block, in the upper ends of words.
-            let end = 24 - 16 * (quarter as i32 % 2);
-            let words = twice(scales[2 * upper + quarter / 2]);
-            let top = _mm512_sllv_epi32(words, both(end, end - 8));
-            let scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)));
+            let scale = signed_bytes(scales[block / 2], 2 * (block % 2), d);
             let lacking = both(-32 * x.half_sums[0][block], -32 * x.half_sums[1][block]);
             let dots = _mm512_add_epi32(dots[quarter], lacking);
             for terms in halves(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale)) {
@@ -247,6 +243,51 @@ fn q6_k_dots(
         }
     }
     each!(zero, |second| sum_rows(dots[second][0], dots[second][1]))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn q3_k(rows: &Blocks<'_, 110>, x: &Values<'_, 8>, ahead: Ahead<110>, mut sum: __m256) -> __m256 {
+    let zero = _mm512_setzero_si512();
+    let d = f16_of_rows(rows, 108);
+    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+    let scales = low_bits::q3_k_scales(rows);
+    let high = [quads(rows, 0), quads(rows, 16)];
+    for upper in 0..2 {
+        let low = [quads(rows, 32 + 32 * upper), quads(rows, 48 + 32 * upper)];
+        for quarter in 0..4 {
+            let part = 4 * upper + quarter;
+            ahead.prefetch(rows, part, 8);
+            let down = _mm_cvtsi32_si128(2 * quarter as i32);
+            let mut dots = [[zero; 2]; 2];
+            for index in 0..2 {
+                let values = half(x, part, index);
+                for four in 0..2 {
+                    let bits = _mm512_srl_epi16(low[index][four], down);
+                    let bits = _mm512_and_si512(bits, _mm512_set1_epi8(3));
+                    let weights = with_bit::<2>(bits, high[index][four], part);
+                    dots[index][four] = _mm512_dpbusd_epi32(zero, weights, values);
+                }
+            }
+            // Weights are four too large.
+            let lacking = both(-4 * x.half_sums[0][part], -4 * x.half_sums[1][part]);
+            let dots = _mm512_add_epi32(sum_rows(dots[0], dots[1]), lacking);
+            let scale = signed_bytes(scales[part / 2], 2 * (part % 2), d);
+            for terms in halves(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale)) {
+                sum = _mm256_fmadd_ps(terms, _mm256_set1_ps(x.scale[part]), sum);
+            }
+        }
+    }
+    sum
+}
+
+/// Two neighbouring bytes of each word, the first in lanes 0 to 7, times `unit`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn signed_bytes(words: __m256i, first: usize, unit: __m512) -> __m512 {
+    let end = 24 - 8 * first as i32;
+    let top = _mm512_sllv_epi32(twice(words), both(end, end - 8));
+    _mm512_mul_ps(unit, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)))
 }
 
 /// Adds the terms of a block of three levels: a step takes the digits of eight bytes of each row.

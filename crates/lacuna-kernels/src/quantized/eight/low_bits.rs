@@ -261,7 +261,7 @@ pub(super) unsafe fn q3_k<P: Products>(
 /// Sixteen signed bytes of each row, four to a word.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn q3_k_scales(rows: &Blocks<'_, 110>) -> [__m256i; 4] {
+pub(super) fn q3_k_scales(rows: &Blocks<'_, 110>) -> [__m256i; 4] {
     let [_, packed @ ..] = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 92)));
     each!(packed[0], |word| {
         let nibbles = match word {
