@@ -12,8 +12,8 @@ use std::arch::x86_64::*;
 
 use super::low_bits::{self, ONES, Quads, THREES, block_sums};
 use super::{
-    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, load16, pair, planes,
-    ways,
+    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, levels, load16, pair,
+    planes, ways,
 };
 use crate::activations::Activations;
 use crate::grid::Block;
@@ -32,11 +32,11 @@ pub(super) fn multiply(
 ) -> bool {
     // SAFETY: 1.
     let here = unsafe { of_its_type(weights, x, out) };
-    here || planes::multiply(avx512, weights, x, out)
+    here || levels::multiply(avx512, weights, x, out) || planes::multiply(avx512, weights, x, out)
 }
 
 ways! {
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", |rows, x, ahead, sum|
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", 8, |rows, x, ahead, sum|
     Q4K, 144: k_add(rows, x, ahead, None, 16, sum);
     Q5K, 176: k_add(rows, x, ahead, Some(16), 48, sum);
     Q6K, 210: q6_k(rows, x, ahead, sum);
@@ -49,7 +49,7 @@ ways! {
 /// Sixteen bytes at `at` of each row: of the first four, and of the others.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn quads<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m512i; 2] {
+pub(super) fn quads<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m512i; 2] {
     let zero = _mm512_setzero_si512();
     each!(zero, |four| {
         let low = _mm256_set_m128i(load16(rows[4 * four + 1], at), load16(rows[4 * four], at));
@@ -64,7 +64,11 @@ fn quads<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m512i; 2
 /// Half a block of activations, four times.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn half(x: &Values<'_, 8>, block: usize, half: usize) -> __m512i {
+pub(super) fn half<const PARTS: usize>(
+    x: &Values<'_, PARTS>,
+    block: usize,
+    half: usize,
+) -> __m512i {
     let words = &x.q[block].as_chunks::<4>().0[half];
     // SAFETY: 2.
     _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(words.as_ptr().cast()) })
@@ -73,7 +77,7 @@ fn half(x: &Values<'_, 8>, block: usize, half: usize) -> __m512i {
 /// Lanes 0 to 7: the sums over four lanes each of the rows of `first`, lanes 8 to 15 those of `second`.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn sum_rows(first: [__m512i; 2], second: [__m512i; 2]) -> __m512i {
+pub(super) fn sum_rows(first: [__m512i; 2], second: [__m512i; 2]) -> __m512i {
     let pairs = |[a, b]: [__m512i; 2]| {
         _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
     };
@@ -90,21 +94,21 @@ fn sum_rows(first: [__m512i; 2], second: [__m512i; 2]) -> __m512i {
 /// Eight lanes, twice.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn twice(x: __m256i) -> __m512i {
+pub(super) fn twice(x: __m256i) -> __m512i {
     _mm512_broadcast_i64x4(x)
 }
 
 /// The first eight lanes and the last.
 #[target_feature(enable = "avx512f,avx512dq")]
 #[inline]
-fn halves(x: __m512) -> [__m256; 2] {
+pub(super) fn halves(x: __m512) -> [__m256; 2] {
     [_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)]
 }
 
 /// `a` in the first eight lanes and `b` in the last.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn both(a: i32, b: i32) -> __m512i {
+pub(super) fn both(a: i32, b: i32) -> __m512i {
     _mm512_mask_set1_epi32(_mm512_set1_epi32(a), 0xFF00, b)
 }
 

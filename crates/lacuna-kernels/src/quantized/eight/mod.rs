@@ -13,6 +13,7 @@
 
 mod avx512;
 mod grids;
+mod levels;
 mod lookup;
 mod low_bits;
 mod planes;
@@ -146,32 +147,32 @@ macro_rules! eight {
 }
 use eight;
 
-/// Ways of types of 256 columns that take more instructions than AVX2: these instructions, and of each type
-/// the bytes of a block and how it is added.
+/// Ways of types that take more instructions than AVX2: these instructions, how many times 32 columns are added at once, and of
+/// each type the bytes that these are and how they are added.
 macro_rules! ways {
     (
-        $features:literal, |$rows:ident, $x:ident, $ahead:ident, $sum:ident|
+        $features:literal, $parts:literal, |$rows:ident, $x:ident, $ahead:ident, $sum:ident|
         $($name:ident, $bytes:literal: $body:expr;)+
     ) => {
         /// A storage type, as this module multiplies it.
         struct Way<D>(std::marker::PhantomData<D>);
 
-        $(eight!(Way<$name>, $bytes, 8, |$rows, $x, $ahead, $sum| $body);)+
+        $(eight!(Way<$name>, $bytes, $parts, |$rows, $x, $ahead, $sum| $body);)+
 
         #[target_feature(enable = $features)]
-        fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
+        fn all_rows<D: Eight<BYTES, $parts>, const BYTES: usize>(
             weights: &Matrix<'_>,
             x: &Activations<'_>,
             out: &mut Block<'_, f32>,
         ) {
-            super::rows::<D, BYTES, 8>(weights, x, out);
+            $crate::quantized::eight::rows::<D, BYTES, $parts>(weights, x, out);
         }
 
         /// Writes the products of the rows of `out`, if their type is one of these.
         ///
         /// # Safety
-        /// The CPU has the instructions.
-        unsafe fn of_its_type(
+        /// The CPU has the instructions, and columns are whole blocks of so many.
+        pub(super) unsafe fn of_its_type(
             weights: &Matrix<'_>,
             x: &Activations<'_>,
             out: &mut Block<'_, f32>,
@@ -444,7 +445,7 @@ fn nibble_dots<const BYTES: usize>(
 }
 
 /// Implements [`Eight`] for a type of 32 nibbles: the bytes of a block, where its fifth bits are, if it
-/// has some, and its nibbles, the offset of all weights, and whether there is a minimum.
+/// has some, and its levels, the offset of all weights, and whether there is a minimum.
 macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         eight!($name, $len, 1, |rows, x, ahead, sum| {

@@ -48,7 +48,7 @@ pub(super) fn multiply(
 
 ways! {
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c",
-    |rows, x, ahead, sum|
+    8, |rows, x, ahead, sum|
     Iq3S, 110: add::<Iq3S, 110>(rows, x, ahead, sum);
     Iq3Xxs, 98: add::<Iq3Xxs, 98>(rows, x, ahead, sum);
     Iq2S, 82: add::<Iq2S, 82>(rows, x, ahead, sum);
