@@ -12,8 +12,8 @@ use std::arch::x86_64::*;
 
 use super::low_bits::{self, ONES, Quads, THREES, block_sums};
 use super::{
-    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, levels, load16, pair,
-    planes, ways,
+    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, load16, nibbles,
+    pair, planes, ways,
 };
 use crate::activations::Activations;
 use crate::grid::Block;
@@ -32,7 +32,7 @@ pub(super) fn multiply(
 ) -> bool {
     // SAFETY: 1.
     let here = unsafe { of_its_type(weights, x, out) };
-    here || levels::multiply(avx512, weights, x, out) || planes::multiply(avx512, weights, x, out)
+    here || nibbles::multiply(avx512, weights, x, out) || planes::multiply(avx512, weights, x, out)
 }
 
 ways! {

@@ -13,9 +13,9 @@
 
 mod avx512;
 mod grids;
-mod levels;
 mod lookup;
 mod low_bits;
+mod nibbles;
 mod planes;
 
 pub(super) use planes::magnitudes_of_rows;
@@ -445,7 +445,7 @@ fn nibble_dots<const BYTES: usize>(
 }
 
 /// Implements [`Eight`] for a type of 32 nibbles: the bytes of a block, where its fifth bits are, if it
-/// has some, and its levels, the offset of all weights, and whether there is a minimum.
+/// has some, and its nibbles, the offset of all weights, and whether there is a minimum.
 macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         eight!($name, $len, 1, |rows, x, ahead, sum| {
