@@ -12,8 +12,8 @@ use std::arch::x86_64::*;
 
 use super::low_bits::{self, ONES, Quads, THREES, block_sums};
 use super::{
-    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, load16, nibbles,
-    pair, planes, ways,
+    Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, nibbles, pair, planes,
+    ways,
 };
 use crate::activations::Activations;
 use crate::grid::Block;
@@ -30,9 +30,12 @@ pub(super) fn multiply(
     x: &Activations<'_>,
     out: &mut Block<'_, f32>,
 ) -> bool {
+    if planes::multiply(avx512, weights, x, out) || nibbles::multiply(avx512, weights, x, out) {
+        return true;
+    }
+    // Last, because permutations of bytes have a faster way for one of these types.
     // SAFETY: 1.
-    let here = unsafe { of_its_type(weights, x, out) };
-    here || nibbles::multiply(avx512, weights, x, out) || planes::multiply(avx512, weights, x, out)
+    unsafe { of_its_type(weights, x, out) }
 }
 
 ways! {
@@ -295,57 +298,98 @@ fn signed_bytes(words: __m256i, first: usize, unit: __m512) -> __m512 {
 }
 
 /// Adds the terms of a block of three levels: a step takes the digits of eight bytes of each row.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-#[inline]
-fn tq1_0(rows: &Blocks<'_, 54>, x: &Values<'_, 8>, ahead: Ahead<54>, mut sum: __m256) -> __m256 {
-    let zero = _mm512_setzero_si512();
-    // Weights are one too large, so dot products start at minus the sums of the activations, in the first of
-    // two words.
-    let starts = block_sums(x).map(|sum| i64::from((-sum).cast_unsigned()));
-    let mut dots: [_; 8] = each!(zero, |part| _mm512_set1_epi64(starts[part]));
-    for quarter in 0..2 {
-        ahead.prefetch(rows, quarter, 4);
-        let bytes = eights(rows, 16 * quarter);
-        for i in 0..2 {
-            let digits = ternary_digits(bytes[i]);
-            for digit in 0..5 {
-                let values = eight_values(x, digit, 2 * quarter + i);
-                dots[digit] = _mm512_dpbusd_epi32(dots[digit], digits[digit], values);
+macro_rules! tq1_0 {
+    ($name:ident, $features:literal, $digits:ident) => {
+        #[target_feature(enable = $features)]
+        #[inline]
+        pub(super) fn $name(
+            rows: &Blocks<'_, 54>,
+            x: &Values<'_, 8>,
+            ahead: Ahead<54>,
+            mut sum: __m256,
+        ) -> __m256 {
+            let zero = _mm512_setzero_si512();
+            // Weights are one too large, so dot products start at minus the sums of the activations, in the first of
+            // two words.
+            let starts = block_sums(x).map(|sum| i64::from((-sum).cast_unsigned()));
+            let mut dots: [_; 8] = each!(zero, |part| _mm512_set1_epi64(starts[part]));
+            for quarter in 0..2 {
+                ahead.prefetch(rows, quarter, 4);
+                let bytes = eights(rows, 16 * quarter);
+                for i in 0..2 {
+                    let digits = $digits(bytes[i]);
+                    for digit in 0..5 {
+                        let values = eight_values(x, digit, 2 * quarter + i);
+                        dots[digit] = _mm512_dpbusd_epi32(dots[digit], digits[digit], values);
+                    }
+                }
             }
+            // Each digit of sixteen bytes is half a block of columns.
+            ahead.prefetch(rows, 2, 4);
+            let bytes = eights(rows, 32);
+            for i in 0..2 {
+                let digits = $digits(bytes[i]);
+                for digit in 0..5 {
+                    let part = 5 + digit / 2;
+                    let values = eight_values(x, part, 2 * (digit % 2) + i);
+                    dots[part] = _mm512_dpbusd_epi32(dots[part], digits[digit], values);
+                }
+            }
+            // And each of four bytes an eighth: two others are before them, which are multiplied with zeros, and the
+            // scale is after them.
+            ahead.prefetch(rows, 3, 4);
+            let last: [i64; ROWS] = each!(0, |r| {
+                i64::from_le_bytes(*rows[r][46..].first_chunk().expect("inside the block"))
+            });
+            let last = _mm512_setr_epi64(
+                last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7],
+            );
+            let digits = $digits(last);
+            for digit in 0..4 {
+                let values = _mm512_set1_epi64(i64::from(x.q[7][4 + digit]) << 16);
+                dots[7] = _mm512_dpbusd_epi32(dots[7], digits[digit], values);
+            }
+            let scales = _mm512_cvtepi64_epi16(_mm512_srli_epi64::<48>(last));
+            let d = _mm256_cvtph_ps(scales);
+            let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+            for two in 0..4 {
+                let part = 2 * two;
+                let dots = sum_words(dots[part], dots[part + 1]);
+                let terms = halves(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), d));
+                for index in 0..2 {
+                    let unit = _mm256_set1_ps(x.scale[part + index]);
+                    sum = _mm256_fmadd_ps(terms[index], unit, sum);
+                }
+            }
+            sum
         }
-    }
-    // Each digit of sixteen bytes is half a block of columns.
-    ahead.prefetch(rows, 2, 4);
-    let bytes = eights(rows, 32);
-    for i in 0..2 {
-        let digits = ternary_digits(bytes[i]);
-        for digit in 0..5 {
-            let part = 5 + digit / 2;
-            let values = eight_values(x, part, 2 * (digit % 2) + i);
-            dots[part] = _mm512_dpbusd_epi32(dots[part], digits[digit], values);
-        }
-    }
-    // And each of four bytes an eighth: two others are before them, which are multiplied with zeros, and the
-    // scale is after them.
-    ahead.prefetch(rows, 3, 4);
-    let last: [i64; ROWS] = each!(0, |r| {
-        i64::from_le_bytes(*rows[r][46..].first_chunk().expect("inside the block"))
-    });
-    let last = _mm512_setr_epi64(
-        last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7],
-    );
-    let digits = ternary_digits(last);
-    for digit in 0..4 {
-        let values = _mm512_set1_epi64(i64::from(x.q[7][4 + digit]) << 16);
-        dots[7] = _mm512_dpbusd_epi32(dots[7], digits[digit], values);
-    }
-    let scales = _mm512_cvtepi64_epi16(_mm512_srli_epi64::<48>(last));
-    let d = _mm256_cvtph_ps(scales);
-    for part in 0..8 {
-        let both = _mm512_add_epi32(dots[part], _mm512_srli_epi64::<32>(dots[part]));
-        sum = add_dots(x, part, _mm512_cvtepi64_epi32(both), d, sum);
-    }
-    sum
+    };
+}
+
+tq1_0!(
+    tq1_0,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c",
+    ternary_digits
+);
+tq1_0!(
+    tq1_0_by_permutations,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c",
+    ternary_digits_by_permutations
+);
+
+/// Lanes 0 to 7: the sums of the two words of each row of `first`, lanes 8 to 15 those of `second`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sum_words(first: __m512i, second: __m512i) -> __m512i {
+    let (a, b) = (_mm512_castsi512_ps(first), _mm512_castsi512_ps(second));
+    let words = [
+        _mm512_shuffle_ps::<0x88>(a, b),
+        _mm512_shuffle_ps::<0xDD>(a, b),
+    ];
+    let [words, others] = words.map(|words| _mm512_castps_si512(words));
+    // Quarter `q` has rows `2 * q` and `2 * q + 1` of the first, then of the second.
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    _mm512_permutexvar_epi64(order, _mm512_add_epi32(words, others))
 }
 
 /// Eight bytes at `at` of each row, and the next eight.
@@ -399,3 +443,43 @@ fn ternary_digits(fractions: __m512i) -> [__m512i; 5] {
         last,
     ]
 }
+
+/// The same with a table of three digits for each number below 27: one step less.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn ternary_digits_by_permutations(fractions: __m512i) -> [__m512i; 5] {
+    let times = |two, factor: i16| _mm512_maddubs_epi16(two, _mm512_set1_epi16(factor));
+    let upper = |[even, odd]: [__m512i; 2]| {
+        let odd_bytes = _mm512_set1_epi16(0xFF00_u16.cast_signed());
+        _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi16::<8>(even), odd, odd_bytes)
+    };
+    let first = [times(fractions, 27), times(fractions, 27 << 8)];
+    let second = upper([times(first[0], 9), times(first[1], 9)]);
+    let first = upper(first);
+    let digit = |digits: &[u8; 64], number| {
+        // SAFETY: 2.
+        let digits = unsafe { _mm512_loadu_si512(digits.as_ptr().cast()) };
+        _mm512_permutexvar_epi8(number, digits)
+    };
+    let [nines, threes, ones] = &DIGITS;
+    [
+        digit(nines, first),
+        digit(threes, first),
+        digit(ones, first),
+        digit(threes, second),
+        digit(ones, second),
+    ]
+}
+
+/// Digits of base 3 of numbers below 27, the first of each first.
+static DIGITS: [[u8; 64]; 3] = {
+    let mut digits = [[0; 64]; 3];
+    let mut number = 0;
+    while number < 27 {
+        digits[0][number] = number as u8 / 9;
+        digits[1][number] = number as u8 / 3 % 3;
+        digits[2][number] = number as u8 % 3;
+        number += 1;
+    }
+    digits
+};

@@ -18,11 +18,12 @@
 
 use std::arch::x86_64::*;
 
+use super::avx512::tq1_0_by_permutations;
 use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, ways};
 use crate::activations::Activations;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::quantized::formats::Format;
+use crate::quantized::formats::{Format, Tq1_0};
 use crate::quantized::grids::planes::{
     IQ2_S_PLANES, IQ2_XS_PLANES, IQ2_XXS_PLANES, IQ3_S_PLANES, IQ3_XXS_PLANES, Plane,
 };
@@ -54,6 +55,7 @@ ways! {
     Iq2S, 82: add::<Iq2S, 82>(rows, x, ahead, sum);
     Iq2Xs, 74: add::<Iq2Xs, 74>(rows, x, ahead, sum);
     Iq2Xxs, 66: add::<Iq2Xxs, 66>(rows, x, ahead, sum);
+    Tq1_0, 54: tq1_0_by_permutations(rows, x, ahead, sum);
 }
 
 /// Bytes, or words, of which the `e`-th register is about columns `4 * i + e`.
