@@ -6,8 +6,9 @@
 //! bounded, too.
 //!
 //! What followed the longest match is guessed to follow. Other places that match say how sure that is: what came after
-//! all of them is hardly ever wrong, even behind a single token. A part of a picture is guessed never: no model writes one. Where an edit exchanges a token for another, what comes
-//! after it may be what came after the old one, so that is a lead as well, until there is a match of three tokens.
+//! all of them is hardly ever wrong, even behind a single token. Where an edit exchanges a token for another, what comes
+//! after it may be what came after the old one, so that is a lead as well, until there is a match of three tokens. What
+//! stands for a part of a picture is never guessed: no model writes it.
 
 use std::num::NonZeroU32;
 

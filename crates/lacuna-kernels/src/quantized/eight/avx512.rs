@@ -4,7 +4,8 @@
 //!
 //! # Safety
 //! 1. The functions with target features are reached through [`multiply`] only, which has the proof
-//!    that the CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
+//!    that the CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C; those with permutations of bytes through
+//!    [`planes::multiply`], which has the proof of VBMI as well.
 //! 2. Loads go through references to arrays that are at least as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
@@ -101,6 +102,13 @@ pub(super) fn twice(x: __m256i) -> __m512i {
     _mm512_broadcast_i64x4(x)
 }
 
+/// Eight numbers, twice.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn numbers_twice(x: __m256) -> __m512 {
+    _mm512_castsi512_ps(twice(_mm256_castps_si256(x)))
+}
+
 /// The first eight lanes and the last.
 #[target_feature(enable = "avx512f,avx512dq")]
 #[inline]
@@ -128,8 +136,8 @@ fn k_add<const BYTES: usize>(
 ) -> __m256 {
     let zero = _mm512_setzero_si512();
     let header = Header::read(rows);
-    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(header.d)));
-    let minus_dmin = _mm512_castsi512_ps(twice(_mm256_castps_si256(header.minus_dmin)));
+    let d = numbers_twice(header.d);
+    let minus_dmin = numbers_twice(header.minus_dmin);
     let bytes: [_; 4] = each!(zero, |i| twice(header.bytes[i]));
     // Without fifth bits they are read for nothing, which the compiler leaves out.
     let at = fifth.unwrap_or(nibbles);
@@ -193,7 +201,7 @@ fn with_bit<const PLACE: usize>(weights: __m512i, bits: __m512i, part: usize) ->
 fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead<210>, mut sum: __m256) -> __m256 {
     let zero = _mm512_setzero_si512();
     let d = f16_of_rows(rows, 208);
-    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+    let d = numbers_twice(d);
     let scales = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 192)));
     for upper in 0..2 {
         // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
@@ -257,7 +265,7 @@ fn q6_k_dots(
 fn q3_k(rows: &Blocks<'_, 110>, x: &Values<'_, 8>, ahead: Ahead<110>, mut sum: __m256) -> __m256 {
     let zero = _mm512_setzero_si512();
     let d = f16_of_rows(rows, 108);
-    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+    let d = numbers_twice(d);
     let scales = low_bits::q3_k_scales(rows);
     let high = [quads(rows, 0), quads(rows, 16)];
     for upper in 0..2 {
@@ -351,7 +359,7 @@ macro_rules! tq1_0 {
             }
             let scales = _mm512_cvtepi64_epi16(_mm512_srli_epi64::<48>(last));
             let d = _mm256_cvtph_ps(scales);
-            let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+            let d = numbers_twice(d);
             for two in 0..4 {
                 let part = 2 * two;
                 let dots = sum_words(dots[part], dots[part + 1]);
@@ -416,20 +424,30 @@ fn eight_values(x: &Values<'_, 8>, block: usize, i: usize) -> __m512i {
     _mm512_broadcastq_epi64(unsafe { _mm_loadl_epi64(eight.as_ptr().cast()) })
 }
 
+/// The lower byte of two times a factor, and the upper one times that of its upper byte.
+#[target_feature(enable = "avx512bw")]
+#[inline]
+fn times(two: __m512i, factor: i16) -> __m512i {
+    _mm512_maddubs_epi16(two, _mm512_set1_epi16(factor))
+}
+
+/// The upper bytes of products of even bytes and of odd ones, in the places of these.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn upper_bytes([even, odd]: [__m512i; 2]) -> __m512i {
+    let odd_bytes = _mm512_set1_epi16(0xFF00_u16.cast_signed());
+    _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi16::<8>(even), odd, odd_bytes)
+}
+
 /// The digits of base 3 of each byte: see [`low_bits`].
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn ternary_digits(fractions: __m512i) -> [__m512i; 5] {
-    let times = |two, factor: i16| _mm512_maddubs_epi16(two, _mm512_set1_epi16(factor));
     let next = |[even, odd]: [__m512i; 2], factor| [times(even, factor), times(odd, factor)];
-    let upper = |[even, odd]: [__m512i; 2]| {
-        let odd_bytes = _mm512_set1_epi16(0xFF00_u16.cast_signed());
-        _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi16::<8>(even), odd, odd_bytes)
-    };
     let first = [times(fractions, 9), times(fractions, 9 << 8)];
     let second = next(first, 9);
-    let [first, last] = [upper(first), upper(next(second, 3))];
-    let second = upper(second);
+    let [first, last] = [upper_bytes(first), upper_bytes(next(second, 3))];
+    let second = upper_bytes(second);
     let of_nine = |table: &[u8; 16], two| {
         // SAFETY: 2.
         let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
@@ -448,14 +466,9 @@ fn ternary_digits(fractions: __m512i) -> [__m512i; 5] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn ternary_digits_by_permutations(fractions: __m512i) -> [__m512i; 5] {
-    let times = |two, factor: i16| _mm512_maddubs_epi16(two, _mm512_set1_epi16(factor));
-    let upper = |[even, odd]: [__m512i; 2]| {
-        let odd_bytes = _mm512_set1_epi16(0xFF00_u16.cast_signed());
-        _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi16::<8>(even), odd, odd_bytes)
-    };
     let first = [times(fractions, 27), times(fractions, 27 << 8)];
-    let second = upper([times(first[0], 9), times(first[1], 9)]);
-    let first = upper(first);
+    let second = upper_bytes([times(first[0], 9), times(first[1], 9)]);
+    let first = upper_bytes(first);
     let digit = |digits: &[u8; 64], number| {
         // SAFETY: 2.
         let digits = unsafe { _mm512_loadu_si512(digits.as_ptr().cast()) };

@@ -196,13 +196,13 @@ fn units_of_halves(x: &Values<'_, 8>) -> [[f32; 8]; 2] {
 }
 
 eight!(Q3K, 110, 8, |rows, x, ahead, sum| {
-    q3_k::<Pairs>(rows, x, ahead, sum)
+    q3_k(rows, x, ahead, sum)
 });
 
 /// # Safety
-/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+/// The CPU has AVX2, FMA and F16C.
 #[inline(always)]
-pub(super) unsafe fn q3_k<P: Products>(
+unsafe fn q3_k(
     rows: &Blocks<'_, 110>,
     x: &Values<'_, 8>,
     ahead: Ahead<110>,
@@ -233,7 +233,7 @@ pub(super) unsafe fn q3_k<P: Products>(
                             _mm256_and_si256(third, _mm256_set1_epi8(4)),
                         );
                         let x = x.q[4 * upper + quarter][g];
-                        dots[quarter][half] = P::add(dots[quarter][half], weights, x);
+                        dots[quarter][half] = Pairs::add(dots[quarter][half], weights, x);
                         bits = _mm256_srli_epi16::<2>(bits);
                         third = _mm256_srli_epi16::<1>(third);
                     }
@@ -247,7 +247,7 @@ pub(super) unsafe fn q3_k<P: Products>(
                     let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
                     let top = _mm256_sll_epi32(scales[index / 4], shift);
                     let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
-                    let dots = P::sum(dots[quarter][half]);
+                    let dots = Pairs::sum(dots[quarter][half]);
                     // Weights are four too large.
                     let dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(lacking[half][part]));
                     sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);

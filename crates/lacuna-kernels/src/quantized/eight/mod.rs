@@ -83,6 +83,12 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
     }
 }
 
+#[inline(always)]
+fn prefetch_line(line: *const u8) {
+    // SAFETY: a prefetch reads nothing and cannot fault.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+}
+
 /// What is read soon: of the same rows, [`AHEAD_BYTES`] further on.
 #[derive(Clone, Copy)]
 struct Ahead<const BYTES: usize> {
@@ -96,9 +102,7 @@ impl<const BYTES: usize> Ahead<BYTES> {
     fn prefetch(self, rows: &Blocks<'_, BYTES>, share: usize, shares: usize) {
         let fetch = |row: usize, line: usize| {
             let block = rows[row].as_ptr();
-            let line = block.wrapping_add(AHEAD_BYTES + self.line + 64 * line);
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+            prefetch_line(block.wrapping_add(AHEAD_BYTES + self.line + 64 * line));
         };
         // All lines but one are constants, because a branch for each takes as long as the fetch.
         let lines = BYTES / 64;
@@ -213,10 +217,7 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     let each = rows_of_streams::<ROWS>(all.len(), weights.row_bytes());
     let rest = all.len() - ROWS * each;
     let first = &weights.bytes()[all.start * weights.row_bytes()..];
-    prefetch_beginnings::<ROWS>(first.as_ptr(), each * weights.row_bytes(), |line| {
-        // SAFETY: a prefetch reads nothing and cannot fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-    });
+    prefetch_beginnings::<ROWS>(first.as_ptr(), each * weights.row_bytes(), prefetch_line);
     // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {

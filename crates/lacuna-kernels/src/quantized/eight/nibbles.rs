@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{both, half, halves, quads, sum_rows, twice};
+use super::avx512::{both, half, halves, numbers_twice, quads, sum_rows, twice};
 use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, pair, u16_at, ways};
 use crate::activations::{Activations, BLOCK};
 use crate::grid::Block;
@@ -205,7 +205,7 @@ fn powers(exponent: __m512i) -> __m512 {
 #[inline]
 fn iq4_xs(rows: &Blocks<'_, 136>, x: &Values<'_, 8>, ahead: Ahead<136>, mut sum: __m256) -> __m256 {
     let d = f16_of_rows(rows, 0);
-    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+    let d = numbers_twice(d);
     let header = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 0)));
     let (high, low) = (twice(_mm256_srli_epi32::<16>(header[0])), twice(header[1]));
     for two in 0..4 {
