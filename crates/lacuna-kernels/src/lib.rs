@@ -37,6 +37,7 @@ mod grid;
 mod level;
 mod limits;
 mod matrix;
+mod processor;
 mod quantized;
 mod recurrence;
 #[cfg(target_arch = "x86_64")]

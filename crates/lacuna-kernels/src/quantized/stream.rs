@@ -9,8 +9,8 @@ use super::packing::{Bytes, Lines, Packing};
 use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
 use super::streams::{
-    FEW_TOKENS, Place, Write, prefetch_beginnings, prefetch_next_rows, prefetch_same_rows,
-    rows_of_streams,
+    FEW_TOKENS, Place, Write, ahead_bytes, prefetch_beginnings, prefetch_next_rows,
+    prefetch_same_rows, rows_of_streams,
 };
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
@@ -37,7 +37,7 @@ pub(super) fn multiply<S: Simd, D: Format>(
         false => 0,
     };
     let first = &weights.bytes()[rows.start * row_bytes..];
-    prefetch_beginnings::<LANES>(first.as_ptr(), each * row_bytes, |line| {
+    prefetch_beginnings::<LANES>(first.as_ptr(), each * row_bytes, ahead_bytes(), |line| {
         s.prefetch_line(line)
     });
     for row in 0..each {
@@ -192,6 +192,7 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
         let (tile, first) = (call.tile, call.columns.start / parts::<D>());
         let keeps = call.x.tokens() > call.tokens.end;
         let neighbours = matches!(call.place, Place::Neighbours(..));
+        let ahead = ahead_bytes();
         let mut sums = call.load::<S, T>(s);
         let x = call.activations::<T>().chunks_exact(parts::<D>());
         let words = Words::blocks_mut(&mut call.buffer.words).chunks_exact_mut(parts::<D>());
@@ -204,7 +205,7 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
                     if neighbours {
                         prefetch_next_rows::<S, D>(s, tile, index, part);
                     } else {
-                        prefetch_same_rows::<S, D>(s, tile, index, part);
+                        prefetch_same_rows::<S, D>(s, tile, index, part, ahead);
                     }
                     let mut block = D::block(s, tile, index, part, &header, &shared);
                     for g in 0..8 {

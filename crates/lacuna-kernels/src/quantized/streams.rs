@@ -9,14 +9,24 @@ use std::ops::Range;
 use super::formats::Format;
 use super::parts;
 use crate::grid::Block;
+use crate::processor::prefers_short_prefetches;
 use crate::simd::{Chunk, Kernel, LANES, Simd, each};
 use crate::tile::Tile;
 
 /// Bytes after which addresses fall into the same sets of a first-level cache.
 const WAY_BYTES: usize = 4 << 10;
 
-/// How far ahead of its use a line of each stream is prefetched.
-pub(super) const AHEAD_BYTES: usize = 1 << 10;
+/// The furthest that a line of each stream is prefetched ahead of its use.
+const MOST_AHEAD_BYTES: usize = 1 << 10;
+
+/// How far ahead of its use a line of each stream is prefetched: [`MOST_AHEAD_BYTES`], but on processors with
+/// [smaller first-level caches](crate::processor::prefers_short_prefetches) four lines.
+pub(super) fn ahead_bytes() -> usize {
+    match prefers_short_prefetches() {
+        true => 4 * 64,
+        false => MOST_AHEAD_BYTES,
+    }
+}
 
 /// The most tokens whose sums are kept.
 pub(super) const FEW_TOKENS: usize = 16;
@@ -24,16 +34,17 @@ pub(super) const FEW_TOKENS: usize = 16;
 /// Most rows of a stream that are left over so that streams lie better.
 const SPARED: usize = 4;
 
-/// Prefetches where `N` streams begin, the first of them at `first`: the rest of each is prefetched by what is read before it,
-/// and without this a task would wait for memory line by line until it has come so far.
+/// Prefetches the first `ahead` bytes of `N` streams, the first of which begins at `first`: the rest of each is prefetched by what
+/// is read before it, and without this a task would wait for memory line by line until it has come so far.
 #[inline(always)]
 pub(super) fn prefetch_beginnings<const N: usize>(
     first: *const u8,
     stream_bytes: usize,
+    ahead: usize,
     prefetch: impl Fn(*const u8),
 ) {
     // A line of each in turn: the order in which they are read.
-    for line in (0..AHEAD_BYTES.min(stream_bytes)).step_by(64) {
+    for line in (0..ahead.min(stream_bytes)).step_by(64) {
         for stream in 0..N {
             prefetch(first.wrapping_add(stream * stream_bytes + line));
         }
@@ -71,15 +82,16 @@ pub(super) fn prefetch_next_rows<S: Simd, D: Format>(
     }
 }
 
-/// The same of these sixteen rows, [`AHEAD_BYTES`] further on.
+/// The same of these sixteen rows, so many bytes further on.
 #[inline(always)]
 pub(super) fn prefetch_same_rows<S: Simd, D: Format>(
     s: S,
     tile: &Tile<'_>,
     index: usize,
     part: usize,
+    ahead: usize,
 ) {
-    prefetch_rows::<S, D>(s, tile, index * D::DTYPE.block_bytes(), part, AHEAD_BYTES);
+    prefetch_rows::<S, D>(s, tile, index * D::DTYPE.block_bytes(), part, ahead);
 }
 
 /// Prefetches what lies so far ahead of the bytes of a file block from `start` on, in some of sixteen rows.
@@ -158,9 +170,9 @@ impl Kernel for Write<'_, '_> {
 fn crowd<const N: usize>(distance: usize) -> usize {
     let near = |stream: &usize| {
         let place = stream * distance % WAY_BYTES;
-        !(AHEAD_BYTES..=WAY_BYTES - AHEAD_BYTES).contains(&place)
+        !(MOST_AHEAD_BYTES..=WAY_BYTES - MOST_AHEAD_BYTES).contains(&place)
     };
-    let fewest = N * 2 * AHEAD_BYTES / WAY_BYTES;
+    let fewest = N * 2 * MOST_AHEAD_BYTES / WAY_BYTES;
     (1..N).filter(near).count().max(fewest)
 }
 
@@ -172,13 +184,13 @@ mod tests {
     fn the_beginning_of_each_stream_is_prefetched_and_no_more() {
         for stream_bytes in [0, 40, 360, 5000] {
             let lines = std::cell::RefCell::new(Vec::new());
-            prefetch_beginnings::<4>(std::ptr::null(), stream_bytes, |line| {
+            prefetch_beginnings::<4>(std::ptr::null(), stream_bytes, 1024, |line| {
                 lines.borrow_mut().push(line.addr());
             });
             let mut lines = lines.into_inner();
             assert!(lines.is_sorted_by_key(|line| line % stream_bytes.max(1)));
             lines.sort_unstable();
-            let each = AHEAD_BYTES.min(stream_bytes).div_ceil(64);
+            let each = stream_bytes.min(1024).div_ceil(64);
             let expected = (0..4).flat_map(|i| (0..each).map(move |j| i * stream_bytes + 64 * j));
             assert_eq!(lines, expected.collect::<Vec<_>>());
         }

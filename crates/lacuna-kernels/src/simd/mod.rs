@@ -39,6 +39,7 @@ mod tests;
 
 use crate::activations::{ActivationBlock, BLOCK};
 use crate::level::Level;
+use crate::processor::multiplies_bf16_faster;
 use crate::tile::Tile;
 
 /// Lanes of every vector.
@@ -142,21 +143,10 @@ impl Bf16Products {
         None
     }
 
-    /// Whether a level has them, and they are faster than products in f32 for many tokens and no slower for one. Measured so on
-    /// AMD's Zen 5 (family 26), which multiplies twice as many; Intel's processors multiply fewer with `vdpbf16ps`, and with AMX
-    /// one token takes longer.
+    /// Whether a level has them, and they are faster than products in f32 for many tokens and no slower for one; with AMX one
+    /// token takes longer.
     pub(crate) fn are_faster(level: Level) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if level == Level::Avx512Vnni && Self::detect(level).is_some() {
-            use std::arch::x86_64::__cpuid;
-            let (vendor, version) = (__cpuid(0), __cpuid(1).eax);
-            let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-            // Above 15 the family is a sum.
-            let family = (version >> 8 & 15) + (version >> 20 & 255);
-            return name.as_flattened() == b"AuthenticAMD" && family >= 26;
-        }
-        let _ = level;
-        false
+        level == Level::Avx512Vnni && multiplies_bf16_faster() && Self::detect(level).is_some()
     }
 }
 

@@ -263,6 +263,8 @@ fn q6_k_dots(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn q3_k(rows: &Blocks<'_, 110>, x: &Values<'_, 8>, ahead: Ahead<110>, mut sum: __m256) -> __m256 {
+    // All at once: see [`low_bits`].
+    ahead.prefetch(rows, 0, 1);
     let zero = _mm512_setzero_si512();
     let d = f16_of_rows(rows, 108);
     let d = numbers_twice(d);
@@ -272,7 +274,6 @@ fn q3_k(rows: &Blocks<'_, 110>, x: &Values<'_, 8>, ahead: Ahead<110>, mut sum: _
         let low = [quads(rows, 32 + 32 * upper), quads(rows, 48 + 32 * upper)];
         for quarter in 0..4 {
             let part = 4 * upper + quarter;
-            ahead.prefetch(rows, part, 8);
             let down = _mm_cvtsi32_si128(2 * quarter as i32);
             let mut dots = [[zero; 2]; 2];
             for index in 0..2 {

@@ -5,6 +5,9 @@
 //! lanes. With AVX-512 VNNI only the products differ ([`Products`]), and three levels to eight bits are taken
 //! in wider steps ([`super::avx512`]).
 //!
+//! Where all columns of a block share its bytes, prefetches are made before anything is read: the compiler moves no load past
+//! one, so values loaded before would wait on the stack for what is multiplied with them.
+//!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
 //!    [`super::multiply`] only, and [`Quads`] through [`super::avx512`] only.
@@ -128,6 +131,7 @@ pub(super) unsafe fn q2_k<P: Products>(
 ) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe {
+        ahead.prefetch(rows, 0, 1);
         let (d, dmin) = (f16_of_rows(rows, 80), f16_of_rows(rows, 82));
         let minus_dmin = _mm256_mul_ps(dmin, _mm256_set1_ps(-1.0));
         let zero = _mm256_setzero_si256();
@@ -156,7 +160,6 @@ pub(super) unsafe fn q2_k<P: Products>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(rows, part, 8);
                 // Two bytes of a word, one for each half.
                 let (word, byte) = (part / 2, 2 * (quarter % 2));
                 let scaled: [_; 2] = each!(zero, |half| {
@@ -210,6 +213,7 @@ unsafe fn q3_k(
 ) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe {
+        ahead.prefetch(rows, 0, 1);
         let zero = _mm256_setzero_si256();
         let d = f16_of_rows(rows, 108);
         let scales = q3_k_scales(rows);
@@ -241,7 +245,6 @@ unsafe fn q3_k(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(rows, part, 8);
                 for half in 0..2 {
                     let index = 2 * part + half;
                     let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
@@ -290,6 +293,7 @@ pub(super) unsafe fn tq2_0<P: Products>(
 ) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe {
+        ahead.prefetch(rows, 0, 1);
         let d = f16_of_rows(rows, 64);
         let sums = block_sums(x);
         for upper in 0..2 {
@@ -306,7 +310,6 @@ pub(super) unsafe fn tq2_0<P: Products>(
             }
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
-                ahead.prefetch(rows, part, 8);
                 let mut dots = P::sum(dots[quarter]);
                 if quarter % 2 == 1 {
                     dots = _mm256_srai_epi32::<2>(dots);

@@ -23,7 +23,7 @@ pub(super) use planes::magnitudes_of_rows;
 use std::arch::x86_64::*;
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
-use super::streams::{AHEAD_BYTES, prefetch_beginnings, rows_of_streams};
+use super::streams::{ahead_bytes, prefetch_beginnings, rows_of_streams};
 use crate::activations::{ActivationRow, Activations, BLOCK};
 use crate::dtype::DType;
 use crate::grid::Block;
@@ -89,11 +89,13 @@ fn prefetch_line(line: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
-/// What is read soon: of the same rows, [`AHEAD_BYTES`] further on.
+/// What is read soon, of the same rows.
 #[derive(Clone, Copy)]
 struct Ahead<const BYTES: usize> {
     /// Where in a block the first line begins that is not part of the block before.
     line: usize,
+    /// How many bytes further on lines are prefetched.
+    bytes: usize,
 }
 
 impl<const BYTES: usize> Ahead<BYTES> {
@@ -102,7 +104,7 @@ impl<const BYTES: usize> Ahead<BYTES> {
     fn prefetch(self, rows: &Blocks<'_, BYTES>, share: usize, shares: usize) {
         let fetch = |row: usize, line: usize| {
             let block = rows[row].as_ptr();
-            prefetch_line(block.wrapping_add(AHEAD_BYTES + self.line + 64 * line));
+            prefetch_line(block.wrapping_add(self.bytes + self.line + 64 * line));
         };
         // All lines but one are constants, because a branch for each takes as long as the fetch.
         let lines = BYTES / 64;
@@ -217,7 +219,13 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     let each = rows_of_streams::<ROWS>(all.len(), weights.row_bytes());
     let rest = all.len() - ROWS * each;
     let first = &weights.bytes()[all.start * weights.row_bytes()..];
-    prefetch_beginnings::<ROWS>(first.as_ptr(), each * weights.row_bytes(), prefetch_line);
+    let ahead = ahead_bytes();
+    prefetch_beginnings::<ROWS>(
+        first.as_ptr(),
+        each * weights.row_bytes(),
+        ahead,
+        prefetch_line,
+    );
     // A row of each stream, and then those that are left over.
     for step in 0..each + rest.div_ceil(ROWS) {
         let (row, apart) = match step.checked_sub(each) {
@@ -226,7 +234,7 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
         };
         let rows = eight_rows(weights, all.start + row, apart);
         for token in 0..x.tokens() {
-            let sum = sum_blocks::<D, BYTES, PARTS>(&rows, &x.single(token));
+            let sum = sum_blocks::<D, BYTES, PARTS>(&rows, &x.single(token), ahead);
             let mut lanes = [0.0; ROWS];
             // SAFETY: 1, 2.
             unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
@@ -243,6 +251,7 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
 fn sum_blocks<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     rows: &[&[[u8; BYTES]]; ROWS],
     x: &ActivationRow<'_>,
+    ahead_bytes: usize,
 ) -> __m256 {
     let blocks = x.q.len() / PARTS;
     let rows: [&[[u8; BYTES]]; ROWS] = each!(&[][..], |r| &rows[r][..blocks]);
@@ -252,6 +261,7 @@ fn sum_blocks<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
         let place = block * BYTES;
         let ahead = Ahead {
             line: place.next_multiple_of(64) - place,
+            bytes: ahead_bytes,
         };
         let rows = each!(&[0; BYTES], |r| &rows[r][block]);
         sum = D::add(&rows, &Values::of(x, block), ahead, sum);
