@@ -18,6 +18,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 use super::amx::Amx;
 use super::avx2::{Avx2, bytes_and_sums};
@@ -215,6 +216,32 @@ unsafe fn quarters(tile: &Tile<'_>, at: usize) -> [*const u8; 4] {
         }
         row
     })
+}
+
+/// Eight masks of bytes, on a line.
+#[repr(align(64))]
+struct Masks([__mmask64; 8]);
+
+/// Mask `g` has the bits `4 * g ..` of each of sixteen lanes, one lane after the other.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn masks_of_nibbles(lanes: __m512i) -> Masks {
+    // Of four lanes byte 0 of each, then byte 1 of each, and so on; and then of all.
+    let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let bytes = _mm512_shuffle_epi8(lanes, _mm512_broadcast_i32x4(order));
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let bytes = _mm512_permutexvar_epi32(order, bytes);
+    // Nibbles of two lanes side by side in a byte, in the lower half of 16 bits.
+    let nibble = _mm512_set1_epi8(15);
+    let pairs = |bytes| {
+        let nibbles = _mm512_and_si512(bytes, nibble);
+        _mm512_maddubs_epi16(nibbles, _mm512_set1_epi16(0x1001))
+    };
+    let [even, odd] = [pairs(bytes), pairs(_mm512_srli_epi16::<4>(bytes))];
+    let mut masks = Masks([0; 8]);
+    // SAFETY: 2.
+    unsafe { _mm512_store_si512(masks.0.as_mut_ptr().cast(), _mm512_packus_epi16(even, odd)) };
+    masks
 }
 
 /// Sixteen bytes of the `j`-th rows behind those that [`quarters`] points to, `stride` bytes apart.
@@ -555,6 +582,21 @@ impl Simd for Avx512Vnni {
     fn i_shr(self, x: __m512i, bits: u32) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_sra_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn with_signs(self, magnitudes: [__m512i; 8], bits: __m512i) -> [__m512i; 8] {
+        // SAFETY: 1.
+        unsafe {
+            let masks = masks_of_nibbles(bits);
+            // In memory, from where masks are loaded: the compiler would take them out of the register through numbers.
+            let masks = black_box(&masks);
+            let offsets = _mm512_set1_epi8(64);
+            each!(bits, |g| {
+                let positive = _mm512_add_epi8(offsets, magnitudes[g]);
+                _mm512_mask_sub_epi8(positive, masks.0[g], offsets, magnitudes[g])
+            })
+        }
     }
 
     #[inline(always)]

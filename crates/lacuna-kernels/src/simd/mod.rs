@@ -278,6 +278,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn u_shr(self, x: Self::U, bits: u32) -> Self::U;
     /// Arithmetic shift.
     fn i_shr(self, x: Self::U, bits: u32) -> Self::U;
+    /// Bytes of eight words, below 64, or their negatives where a bit says so, and 64 more: of word `g`, bits `4 * g ..` of each
+    /// lane.
+    #[inline(always)]
+    fn with_signs(self, magnitudes: [Self::U; 8], bits: Self::U) -> [Self::U; 8] {
+        let offsets = self.u_splat(0x4040_4040);
+        each!(bits, |g| {
+            let bits = self.u_and(self.u_shr(bits, 4 * g as u32), self.u_splat(15));
+            // Four bits times the constant puts bit `i` at bit `8 * i`, and others elsewhere.
+            let spread = self.u_mul(bits, self.u_splat(0x0020_4081));
+            let ones = self.u_and(spread, self.u_splat(0x0101_0101));
+            // Seven ones in bytes that are negated. A magnitude without them is 127 less it, and no byte reaches the next one.
+            let sevens = self.u_sub(self.u_shl(ones, 7), ones);
+            let turned = self.u_xor(magnitudes[g], sevens);
+            self.u_sub(self.u_add(turned, offsets), sevens)
+        })
+    }
     /// The bits of lanes as floats.
     fn bits_to_f32(self, x: Self::U) -> Self::F;
     /// The bits of floats.

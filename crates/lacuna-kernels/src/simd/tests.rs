@@ -155,6 +155,13 @@ impl Inputs {
                 ),
             ),
         ]);
+        let magnitudes = each!(v, |i| s.u_and(
+            s.u_load(&self.words[i % self.words.len()]),
+            s.u_splat(0x3F3F_3F3F)
+        ));
+        for with_signs in s.with_signs(magnitudes, w) {
+            out.push(("with_signs", words(s, with_signs)));
+        }
         for shift in 0..32 {
             out.push(("u_shl", words(s, s.u_shl(v, shift))));
             out.push(("u_shr", words(s, s.u_shr(v, shift))));

@@ -9,6 +9,8 @@ use crate::quantized::panel::{PackedBlock, Plain, WithSecondScale};
 use crate::simd::{LANES, Simd, each};
 use crate::tile::Tile;
 
+const _: () = assert!(OFFSET == 64, "what bytes with signs are larger by");
+
 /// Blocks of columns of a file block.
 const PARTS: usize = 8;
 
@@ -222,11 +224,7 @@ impl<S: Simd> GridHeader<S> {
         let (magnitudes, signs) = (magnitudes.columns(s, part), self.signs[part]);
         let [scale, extra, second_minimum] = self.scales(s, part);
         PackedBlock {
-            words: each!(signs, |g| signed(
-                s,
-                magnitudes[g],
-                s.u_shr(signs, 4 * g as u32)
-            )),
+            words: s.with_signs(magnitudes, signs),
             scale,
             extra,
             second_minimum,
@@ -250,18 +248,4 @@ impl<S: Simd> GridHeader<S> {
 fn odd<S: Simd>(s: S, d: S::F, bits: S::U) -> S::F {
     let twice = s.u_shl(s.u_and(bits, s.u_splat(15)), 1);
     s.mul(d, s.i_to_f32(s.u_or(twice, s.u_splat(1))))
-}
-
-/// Magnitudes, with the signs that the lowest four bits of each lane say, and [`OFFSET`] larger.
-#[inline(always)]
-fn signed<S: Simd>(s: S, magnitudes: S::U, bits: S::U) -> S::U {
-    // Four bits times the constant puts bit `i` at bit `8 * i`, and others elsewhere.
-    let spread = s.u_mul(s.u_and(bits, s.u_splat(15)), s.u_splat(0x0020_4081));
-    let ones = s.u_and(spread, s.u_splat(0x0101_0101));
-    // 255 times them.
-    let negative = s.u_sub(s.u_shl(ones, 8), ones);
-    let twice = s.u_shl(s.u_and(magnitudes, negative), 1);
-    // No byte reaches the next one: magnitudes are less than the offset.
-    let offsets = s.u_splat(u32::from_ne_bytes([OFFSET; 4]));
-    s.u_sub(s.u_add(offsets, magnitudes), twice)
 }
