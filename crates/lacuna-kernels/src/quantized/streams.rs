@@ -19,8 +19,8 @@ const WAY_BYTES: usize = 4 << 10;
 /// The furthest that a line of each stream is prefetched ahead of its use.
 const MOST_AHEAD_BYTES: usize = 1 << 10;
 
-/// How far ahead of its use a line of each stream is prefetched: [`MOST_AHEAD_BYTES`], but on processors with
-/// [smaller first-level caches](crate::processor::prefers_short_prefetches) four lines.
+/// How far ahead of its use a line of each stream is prefetched: four lines where that [is faster](prefers_short_prefetches),
+/// else [`MOST_AHEAD_BYTES`].
 pub(super) fn ahead_bytes() -> usize {
     match prefers_short_prefetches() {
         true => 4 * 64,
@@ -182,15 +182,17 @@ mod tests {
 
     #[test]
     fn the_beginning_of_each_stream_is_prefetched_and_no_more() {
-        for stream_bytes in [0, 40, 360, 5000] {
+        let cases =
+            [256, MOST_AHEAD_BYTES].map(|ahead| [0, 40, 360, 5000].map(|bytes| (ahead, bytes)));
+        for &(ahead, stream_bytes) in cases.as_flattened() {
             let lines = std::cell::RefCell::new(Vec::new());
-            prefetch_beginnings::<4>(std::ptr::null(), stream_bytes, 1024, |line| {
+            prefetch_beginnings::<4>(std::ptr::null(), stream_bytes, ahead, |line| {
                 lines.borrow_mut().push(line.addr());
             });
             let mut lines = lines.into_inner();
             assert!(lines.is_sorted_by_key(|line| line % stream_bytes.max(1)));
             lines.sort_unstable();
-            let each = stream_bytes.min(1024).div_ceil(64);
+            let each = stream_bytes.min(ahead).div_ceil(64);
             let expected = (0..4).flat_map(|i| (0..each).map(move |j| i * stream_bytes + 64 * j));
             assert_eq!(lines, expected.collect::<Vec<_>>());
         }

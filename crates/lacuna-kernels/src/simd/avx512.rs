@@ -240,7 +240,7 @@ fn masks_of_nibbles(lanes: __m512i) -> Masks {
     let [even, odd] = [pairs(bytes), pairs(_mm512_srli_epi16::<4>(bytes))];
     let mut masks = Masks([0; 8]);
     // SAFETY: 2.
-    unsafe { _mm512_store_si512(masks.0.as_mut_ptr().cast(), _mm512_packus_epi16(even, odd)) };
+    unsafe { _mm512_storeu_si512(masks.0.as_mut_ptr().cast(), _mm512_packus_epi16(even, odd)) };
     masks
 }
 
