@@ -2,6 +2,7 @@
 
 mod on_device;
 mod placement;
+mod smoothing;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -571,7 +572,7 @@ impl Engine {
             cache: cache.clone(),
             model: Arc::clone(&model),
         };
-        Ok(Self {
+        let mut engine = Self {
             candidates: Candidates::new(spec.vocabulary)?,
             barred: Vec::new(),
             cpu,
@@ -598,7 +599,9 @@ impl Engine {
             },
             drafter,
             drafts: Drafts::default(),
-        })
+        };
+        engine.smooth_keys()?;
+        Ok(engine)
     }
 
     /// A new, empty session.

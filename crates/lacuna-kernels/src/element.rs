@@ -84,6 +84,14 @@ impl ElementType {
         }
     }
 
+    /// Whether keys are to be smoothed before they are stored: elements with few codes are rounded far enough to be felt.
+    pub const fn gains_from_smoothing(self) -> bool {
+        match self {
+            ElementType::F32 | ElementType::F16 | ElementType::Bf16 | ElementType::Q8_0 => false,
+            ElementType::Q4_0 => true,
+        }
+    }
+
     /// The name used on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {

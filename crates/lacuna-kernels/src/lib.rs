@@ -56,6 +56,7 @@ pub use cpu::{Cpu, CpuConfig, CpuError, MatmulPrecision, PrecisionMode};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};
 pub use elementwise::activation::Activation;
+pub use elementwise::hadamard::Smoothing;
 pub use elementwise::heads::{HeadOrder, HeadRows};
 pub use elementwise::rope::RopeStyle;
 pub use experts::{

@@ -5,7 +5,8 @@ mod support;
 use half::f16;
 use lacuna_kernels::{
     Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, HeadOrder, HeadRows,
-    Level, MatmulPrecision, Matrix, PrecisionMode, RopeStyle, RowLayout, Run, RunMut, View,
+    Level, MatmulPrecision, Matrix, PrecisionMode, RopeStyle, RowLayout, Run, RunMut, Smoothing,
+    View,
 };
 use support::{Random, Storage, cpu, cpus, levels, random_matrix, scales};
 
@@ -842,6 +843,56 @@ fn hadamard_transforms_match_f64_are_undone_by_themselves_and_are_the_same_at_ev
         cpu(Level::Portable, 1).hadamard(&mut back, block);
         assert_close(&back, x.iter().map(|x| f64::from(*x)), 1e-6, "back");
     }
+}
+
+#[test]
+fn heads_are_smoothed_before_they_are_transformed() {
+    const HEADS: usize = 3;
+    for (head_dim, sharing) in [(64, 1), (64, 2), (96, 5)] {
+        let width = HEADS * head_dim;
+        let x = Random::new(11).units(70 * width * sharing);
+        let centre = Random::new(12).units(width);
+        let factors: Vec<f32> = Random::new(13).units(width);
+        let factors: Vec<f32> = factors.iter().map(|x| x.exp()).collect();
+        let block = 1 << head_dim.trailing_zeros();
+        for centre in [None, Some(&*centre)] {
+            let by = Smoothing {
+                centre,
+                factors: &factors,
+                head_dim,
+                sharing,
+            };
+            let smoothed = x.iter().enumerate().map(|(index, x)| {
+                let head = index / head_dim % (HEADS * sharing) / sharing;
+                let element = head * head_dim + index % head_dim;
+                (x - centre.map_or(0.0, |centre| centre[element])) * factors[element]
+            });
+            let mut expected: Vec<f32> = smoothed.collect();
+            cpu(Level::Portable, 1).hadamard(&mut expected, block);
+            for level in levels() {
+                for threads in [1, 3] {
+                    let mut out = x.clone();
+                    cpu(level, threads).hadamard_of_smoothed(&mut out, block, by);
+                    assert!(
+                        out == expected,
+                        "{level:?}, {threads} threads, {sharing} heads of {head_dim}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "blocks of 64")]
+fn smoothed_heads_are_whole_blocks() {
+    let by = Smoothing {
+        centre: None,
+        factors: &[1.0; 96],
+        head_dim: 96,
+        sharing: 1,
+    };
+    cpu(Level::Portable, 1).hadamard_of_smoothed(&mut [0.0; 192], 64, by);
 }
 
 #[test]

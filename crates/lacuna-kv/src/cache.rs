@@ -15,6 +15,7 @@ use crate::layout::Arrangement;
 use crate::policy::KvPolicy;
 use crate::prefix::Grain;
 use crate::sequence::Sequence;
+use crate::smoothing::KeySmoothing;
 use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 
 /// The memory behind all sequences of one model.
@@ -99,6 +100,20 @@ impl KvCache {
             policy,
             stores,
         })
+    }
+
+    /// The same memory for sequences whose keys are stored smoothed, as far as `smoothing` says. Those that are there stay
+    /// as they are.
+    ///
+    /// # Panics
+    /// As [`Geometry::with_key_smoothing`].
+    #[must_use]
+    pub fn with_key_smoothing(self, smoothing: KeySmoothing) -> Self {
+        let geometry = self.geometry().clone().with_key_smoothing(smoothing);
+        Self {
+            arrangement: Arrangement::new(&geometry, self.policy.layout()),
+            ..self
+        }
     }
 
     /// A new, empty sequence of up to `capacity` tokens. Under [`KvPolicy::Sparse`] it holds address

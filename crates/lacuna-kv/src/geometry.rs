@@ -11,6 +11,7 @@ use lacuna_pages::device::Location;
 
 use crate::elements::KvElements;
 use crate::error::KvError;
+use crate::smoothing::{KeySmoothing, SmoothedKeys};
 
 /// Index of a decoder block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,6 +153,8 @@ pub struct Geometry {
     elements: KvElements,
     /// So many first layers are the host's, where a device computes the others.
     host_layers: usize,
+    /// What keys are changed by before they are stored; `None` where they are stored as they are.
+    smoothing: Option<KeySmoothing>,
 }
 
 impl fmt::Debug for Geometry {
@@ -165,6 +168,9 @@ impl fmt::Debug for Geometry {
             .field("elements", &self.elements);
         if self.host_layers > 0 {
             named.field("host_layers", &self.host_layers);
+        }
+        if let Some(smoothing) = &self.smoothing {
+            named.field("smoothing", smoothing);
         }
         named.finish()
     }
@@ -197,6 +203,7 @@ impl Geometry {
             state_inputs: Arc::default(),
             elements,
             host_layers: 0,
+            smoothing: None,
         }
     }
 
@@ -211,6 +218,7 @@ impl Geometry {
             state_inputs: Arc::default(),
             elements,
             host_layers: 0,
+            smoothing: None,
         };
         geometry.check_layers()?;
         Ok(geometry)
@@ -461,6 +469,36 @@ impl Geometry {
         })
     }
 
+    /// The same with keys that are stored smoothed, as far as `smoothing` says.
+    ///
+    /// # Panics
+    /// When it is of keys of another size, or of layers whose keys are not stored for themselves.
+    #[must_use]
+    pub fn with_key_smoothing(self, smoothing: KeySmoothing) -> Self {
+        for (layer, keys) in smoothing.layers() {
+            let fits = matches!(
+                self.layers.get(layer.0),
+                Some(LayerCache::Rows(rows))
+                    if rows.values == ValueRows::Apart
+                        && rows.row_elements(Side::Key) == keys.centre().len()
+            );
+            assert!(fits, "layer {} has other keys", layer.0);
+        }
+        Self {
+            smoothing: Some(smoothing),
+            ..self
+        }
+    }
+
+    /// What the keys that `layer` reads are changed by before they are stored, and its queries with them; `None` where keys are
+    /// stored as they are.
+    #[must_use]
+    pub fn key_smoothing(&self, layer: Layer) -> Option<&SmoothedKeys> {
+        let smoothing = self.smoothing.as_ref()?;
+        let (source, _) = self.rows(layer)?;
+        smoothing.layer(source)
+    }
+
     /// How many of the first layers the host computes, where a device computes the others; 0 where one computes all.
     #[must_use]
     pub fn host_layers(&self) -> usize {
@@ -489,6 +527,7 @@ impl Geometry {
             state_inputs: left(&self.state_inputs),
             elements: self.elements,
             host_layers: 0,
+            smoothing: None,
         }
     }
 
@@ -744,6 +783,43 @@ mod tests {
         assert_eq!(qwen3_4b(F16).bytes(32_768).unwrap(), 9 << 29, "4.5 GiB");
         let qwen3_06b = Geometry::uniform(28, 8, 128, F32);
         assert_eq!(qwen3_06b.bytes(1024).unwrap(), 234_881_024);
+    }
+
+    #[test]
+    fn layers_that_read_the_rows_of_another_have_its_smoothing() {
+        let layers = vec![
+            rows(2, 32, Keep::All),
+            LayerCache::Of(Layer(0)),
+            rows(1, 32, Keep::All),
+            LayerCache::None,
+        ];
+        let plain = Geometry::new(layers, F16).unwrap();
+        let keys = SmoothedKeys::new(vec![0.0; 64], vec![2.0; 64]);
+        let smoothing = KeySmoothing::new(vec![Some(keys.clone()), None, None, None]);
+        let smoothed = plain.clone().with_key_smoothing(smoothing);
+        let of = |layer| smoothed.key_smoothing(Layer(layer));
+        assert_eq!(
+            [of(0), of(1), of(2), of(3)],
+            [Some(&keys), Some(&keys), None, None]
+        );
+        assert!(plain.key_smoothing(Layer(0)).is_none());
+        assert_ne!(plain, smoothed);
+        assert_ne!(
+            format!("{plain:?}"),
+            format!("{smoothed:?}"),
+            "what files say of rows"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "layer 1 has other keys")]
+    fn smoothing_of_keys_that_are_not_stored_is_refused() {
+        let layers = vec![rows(2, 32, Keep::All), LayerCache::Of(Layer(0))];
+        let keys = SmoothedKeys::new(vec![0.0; 64], vec![2.0; 64]);
+        let smoothing = KeySmoothing::new(vec![None, Some(keys)]);
+        let _ = Geometry::new(layers, F16)
+            .unwrap()
+            .with_key_smoothing(smoothing);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod prompts;
 pub mod quantize;
 mod recommended;
 mod scratch;
+mod smoothing;
 pub mod spec;
 pub mod synth;
 pub mod trace;
@@ -25,7 +26,7 @@ mod weights;
 
 /// Raised with every change of a bit that some pass computes: KV that an earlier version has left in a folder is not
 /// gone on with then.
-pub const NUMERICS_VERSION: u32 = 3;
+pub const NUMERICS_VERSION: u32 = 4;
 
 pub use demo::demo;
 pub use device::{
@@ -44,6 +45,7 @@ pub use predictors::{
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
+pub use smoothing::{KeyRecorder, smoothing_tokens};
 pub use spec::ModelSpec;
 pub use vision::{
     Blindness, ImageEncoder, ImageProducts, ImageShape, ImageTokens, blindness, describe_images,

@@ -9,6 +9,7 @@ use memmap2::MmapMut;
 use crate::plan::{ALIGNMENT, ArenaPlan};
 use crate::predictors::NeuronRecorder;
 use crate::program::{MatrixId, Program, Slot, VectorId};
+use crate::smoothing::KeyRecorder;
 use crate::trace::TraceWriter;
 
 /// Largest batch one forward pass takes.
@@ -67,6 +68,7 @@ pub struct Scratch {
     check: FiniteCheck,
     trace: Option<TraceWriter>,
     neurons: Option<NeuronRecorder>,
+    pub(crate) keys: Option<KeyRecorder>,
     arena: MmapMut,
     /// Whether a pass has used it since it was allocated.
     used: bool,
@@ -89,6 +91,7 @@ impl Scratch {
             check: FiniteCheck::Off,
             trace: None,
             neurons: None,
+            keys: None,
             arena,
             used: false,
         })
@@ -128,6 +131,11 @@ impl Scratch {
     /// From now on passes write down which neurons are active, to `recorder`, or to none. Returns what it was before.
     pub fn record_neurons(&mut self, recorder: Option<NeuronRecorder>) -> Option<NeuronRecorder> {
         std::mem::replace(&mut self.neurons, recorder)
+    }
+
+    /// From now on passes note what keys and queries are like, in `recorder`, or in none. Returns what it was before.
+    pub fn record_keys(&mut self, recorder: Option<KeyRecorder>) -> Option<KeyRecorder> {
+        std::mem::replace(&mut self.keys, recorder)
     }
 
     /// Writes down what a norm has left in a slot, if that is to be known.

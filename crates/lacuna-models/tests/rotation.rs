@@ -7,9 +7,10 @@ use std::num::NonZeroUsize;
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::{
-    Geometry, Keep, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side, ValueRows,
+    Geometry, Keep, KeySmoothing, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
+    SmoothedKeys, ValueRows,
 };
-use lacuna_models::{LogitRows, Model, Segment, demo};
+use lacuna_models::{KeyRecorder, LogitRows, Model, Segment, demo};
 use runner::{Runner, TOKENS};
 
 const BLOCKS: [ElementType; 2] = [ElementType::Q8_0, ElementType::Q4_0];
@@ -17,6 +18,23 @@ const BLOCKS: [ElementType; 2] = [ElementType::Q8_0, ElementType::Q4_0];
 fn runner(element: ElementType, threads: usize) -> Runner {
     let model = Model::load(demo()).expect("the demo model loads");
     Runner::of(model, KvPolicy::default(), element, threads, TOKENS)
+}
+
+/// The same whose keys are stored smoothed, by what a recorder makes of some tokens in chunks of `chunk`.
+fn smoothed(threads: usize, chunk: usize) -> Runner {
+    let mut runner = runner(ElementType::Q4_0, threads);
+    let recorder = KeyRecorder::for_keys_of(runner.cache.geometry());
+    runner.scratch.record_keys(recorder);
+    let mut sequence = runner.sequence();
+    for chunk in tokens(64).chunks(chunk) {
+        runner.extend(&mut sequence, chunk);
+    }
+    let recorder = runner.scratch.record_keys(None).expect("it was given one");
+    runner.cache = runner
+        .cache
+        .clone()
+        .with_key_smoothing(recorder.smoothing());
+    runner
 }
 
 fn tokens(count: u32) -> Vec<u32> {
@@ -138,9 +156,13 @@ fn queries_and_what_is_attended_to_are_transformed_as_well() {
 #[test]
 fn chunks_threads_and_batches_do_not_change_a_bit() {
     let tokens = tokens(60);
-    for element in BLOCKS {
-        let whole = runner(element, 2).logits(&tokens);
-        let mut runner = runner(element, 1);
+    let runners = BLOCKS.map(|element| (runner(element, 2), runner(element, 1)));
+    let runners = runners
+        .into_iter()
+        .chain([(smoothed(2, 64), smoothed(1, 64))]);
+    for (mut threaded, mut runner) in runners {
+        let element = runner.cache.geometry().element(Side::Key);
+        let whole = threaded.logits(&tokens);
         assert!(runner.logits(&tokens) == whole, "{element}, threads");
         for chunk in [1, 7] {
             let mut sequence = runner.sequence();
@@ -179,4 +201,62 @@ fn chunks_threads_and_batches_do_not_change_a_bit() {
             "{element}, batch"
         );
     }
+}
+
+#[test]
+fn what_keys_are_like_does_not_depend_on_chunks_or_threads() {
+    let of = |runner: Runner| runner.cache.geometry().clone();
+    let whole = of(smoothed(1, 64));
+    assert!(whole.key_smoothing(Layer(0)).is_some());
+    for (threads, chunk) in [(2, 64), (1, 7), (2, 1)] {
+        assert!(of(smoothed(threads, chunk)) == whole, "{chunk}");
+    }
+}
+
+#[test]
+fn smoothed_keys_are_rounded_less_and_scores_are_those_of_before() {
+    let tokens = tokens(100);
+    let exact = runner(ElementType::F32, 1).logits(&tokens);
+    let plain = distance(&runner(ElementType::Q4_0, 1).logits(&tokens), &exact);
+    let found = distance(&smoothed(1, 64).logits(&tokens), &exact);
+    assert!(found < 0.9 * plain, "{found} and {plain} without");
+    // Keys that are far from anything seen, in enough bits: whatever is done to them is undone with queries.
+    let mut odd = runner(ElementType::Q8_0, 1);
+    let of_layer = |layer: usize| {
+        let (source, rows) = odd.cache.geometry().rows(Layer(layer))?;
+        let elements = (source == Layer(layer)).then(|| rows.row_elements(Side::Key))?;
+        let factors = (0..elements).map(|i| [0.5, 1.0, 2.0, 3.0][i * 7 % 4]);
+        Some(SmoothedKeys::new(vec![0.25; elements], factors.collect()))
+    };
+    let layers = 0..odd.model.spec().layers.len();
+    let smoothing = KeySmoothing::new(layers.map(of_layer).collect());
+    odd.cache = odd.cache.clone().with_key_smoothing(smoothing);
+    let found = distance(&odd.logits(&tokens), &exact);
+    assert!(found < 0.03, "{found}");
+}
+
+#[test]
+fn sequences_of_both_kinds_are_computed_in_one_pass() {
+    let tokens = tokens(60);
+    let mut runner = smoothed(1, 64);
+    let with = runner.logits(&tokens);
+    let mut smoothed = runner.sequence();
+    runner.cache = self::runner(ElementType::Q4_0, 1).cache;
+    let without = runner.logits(&tokens);
+    assert!(with != without);
+    let mut plain = runner.sequence();
+    let mut segments = [&mut smoothed, &mut plain].map(|sequence| {
+        sequence.prepare(tokens.len()).expect("room");
+        Segment {
+            images: &[],
+            tokens: &tokens,
+            sequence,
+            logits: LogitRows::All,
+        }
+    });
+    let together = runner
+        .model
+        .forward(&runner.cpu, &mut segments, &mut runner.scratch)
+        .expect("valid tokens");
+    assert!(*together == [with, without].concat());
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lacuna_kernels::ElementType;
+use lacuna_kv::Layer;
 use lacuna_models::Loading;
 use lacuna_models::plan::WeightPlan;
 
@@ -187,4 +189,60 @@ fn guesses_that_nobody_asked_for_take_no_memory_for_activations() {
         rows.is_sorted() && rows[0] == 1 && rows.contains(&16),
         "{rows:?}"
     );
+}
+
+/// An engine with keys of `key` and contexts of so many tokens.
+fn with_keys_of(key: ElementType, context_tokens: usize, budget: Option<u64>) -> Engine {
+    let config = EngineConfig {
+        context_tokens: Some(context_tokens),
+        kv_elements: KvElements {
+            key,
+            value: ElementType::F32,
+        },
+        budget: budget.map(ByteLength::new),
+        weights: WeightMode::Fixed(WeightSource::Mmap),
+        batch_tokens: 48,
+        request_memory: Some(ByteLength::mebibytes(2)),
+        ..EngineConfig::default()
+    };
+    Engine::new(demo_model(), &config).expect("this machine runs it")
+}
+
+#[test]
+fn keys_of_few_bits_are_smoothed_and_memory_is_as_if_nothing_had_been_computed() {
+    let mut engine = with_keys_of(ElementType::Q4_0, 1024, None);
+    for layer in 0..engine.model().spec().layers.len() {
+        let geometry = engine.kv_cache().geometry();
+        assert!(geometry.key_smoothing(Layer(layer)).is_some(), "{layer}");
+    }
+    let ledger = engine.kv_cache().ledger();
+    assert_eq!(ledger.committed, ledger.idle);
+    assert!(!engine.holds_activations());
+    let tokens = generate(&mut engine, 40, |_| {});
+    let again = &mut with_keys_of(ElementType::Q4_0, 1024, None);
+    assert_eq!(
+        again.kv_cache().geometry(),
+        engine.kv_cache().geometry(),
+        "whoever starts later finds the same"
+    );
+    assert_eq!(generate(again, 40, |_| {}), tokens);
+}
+
+#[test]
+fn keys_are_stored_as_they_are_where_that_is_fine_or_there_is_no_room_to_find_out() {
+    let least = {
+        let engine = with_keys_of(ElementType::Q4_0, 1024, None);
+        engine.budget.parts.besides_kv() + engine.plan.least().kv_bytes
+    };
+    for (key, context_tokens, budget) in [
+        (ElementType::F16, 1024, None),
+        (ElementType::Q8_0, 1024, None),
+        (ElementType::Q4_0, 31, None),
+        (ElementType::Q4_0, 1024, Some(least)),
+    ] {
+        let mut engine = with_keys_of(key, context_tokens, budget);
+        let geometry = engine.kv_cache().geometry();
+        assert!(geometry.key_smoothing(Layer(0)).is_none(), "{key}");
+        assert_eq!(generate(&mut engine, 8, |_| {}).len(), 8);
+    }
 }

@@ -5,7 +5,7 @@
 use super::Cpu;
 use crate::elementwise as kernels;
 use crate::elementwise::activation::{Activation, Apply, ApplyMul, SoftCap, with_function};
-use crate::elementwise::hadamard::Hadamard;
+use crate::elementwise::hadamard::{Hadamard, Smooth, Smoothing};
 use crate::elementwise::heads::HeadRows;
 use crate::elementwise::norm::{GaussianTopK, LayerNorm, MatchMagnitude, RmsNorm};
 use crate::elementwise::rope::{self, Rope, RopeStyle};
@@ -259,6 +259,30 @@ impl Cpu {
             x.len()
         );
         self.rows(x, block, |_, x| self.proof.run(Hadamard { x, block }));
+    }
+
+    /// [`Cpu::hadamard`] of rows of heads that are smoothed before, `[tokens, heads * sharing, head_dim]`.
+    ///
+    /// # Panics
+    /// As [`Cpu::hadamard`], and when `x` is not whole rows, or heads are not whole blocks.
+    pub fn hadamard_of_smoothed(&self, x: &mut [f32], block: usize, by: Smoothing<'_>) {
+        let width = by.factors.len() * by.sharing;
+        assert!(
+            block.is_power_of_two()
+                && block >= LANES
+                && by.head_dim.is_multiple_of(block)
+                && by.factors.len().is_multiple_of(by.head_dim)
+                && by
+                    .centre
+                    .is_none_or(|centre| centre.len() == by.factors.len())
+                && x.len().is_multiple_of(width.max(1)),
+            "{} elements in blocks of {block} of {by:?}",
+            x.len()
+        );
+        self.rows(x, width, |_, x| {
+            self.proof.run(Smooth { x, by });
+            self.proof.run(Hadamard { x, block });
+        });
     }
 
     /// Rotates pairs of elements of each head of `x`, `[tokens, heads, head_dim]`, in place.

@@ -21,6 +21,55 @@ pub(crate) struct Hadamard<'a> {
     pub(crate) block: usize,
 }
 
+/// What heads are changed by before they are transformed: `(x - centre) * factor`, element by element.
+#[derive(Debug, Clone, Copy)]
+pub struct Smoothing<'a> {
+    /// `[heads, head_dim]`, or nothing where nothing is subtracted.
+    pub centre: Option<&'a [f32]>,
+    /// `[heads, head_dim]`.
+    pub factors: &'a [f32],
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// How many heads one after the other share the same of these: query heads that read one head.
+    pub sharing: usize,
+}
+
+/// Changes rows of heads so, in place.
+pub(crate) struct Smooth<'a, 'b> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) by: Smoothing<'b>,
+}
+
+impl Kernel for Smooth<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Smoothing {
+            centre,
+            factors,
+            head_dim,
+            sharing,
+        } = self.by;
+        for row in self.x.chunks_exact_mut(factors.len() * sharing) {
+            for (head, heads) in row.chunks_exact_mut(head_dim * sharing).enumerate() {
+                let of_head = head * head_dim..(head + 1) * head_dim;
+                let factors = &factors[of_head.clone()];
+                for x in heads.chunks_exact_mut(head_dim) {
+                    if let Some(centre) = centre {
+                        for (x, centre) in x.iter_mut().zip(&centre[of_head.clone()]) {
+                            *x -= centre;
+                        }
+                    }
+                    for (x, factor) in x.iter_mut().zip(factors) {
+                        *x *= factor;
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl Kernel for Hadamard<'_> {
     type Output = ();
 

@@ -1,7 +1,7 @@
 //! Attention: queries and keys by their positions, rows stored for later tokens, and what is made of them.
 
-use lacuna_kernels::{AttentionShape, Cpu, Mask};
-use lacuna_kv::{Layer, Side};
+use lacuna_kernels::{AttentionShape, Cpu, Mask, Smoothing};
+use lacuna_kv::{Layer, Side, SmoothedKeys};
 
 use super::sequences::{InLayer, Parts, Within, groups, rows_in_common, runs};
 use super::{KEEPS, OF_ANOTHER_KIND, Pass, first};
@@ -81,6 +81,7 @@ impl Pass<'_, '_> {
     /// Stores the rows of one layer; where values are part of keys, only keys are asked for.
     fn store(&mut self, layer: Layer, keys: Slot, values: Option<Slot>, width: usize) {
         let elements = self.size.tokens * width;
+        let mut recorder = self.scratch.record_keys(None);
         let [keys, values]: [&mut [f32]; 2] = match values {
             Some(values) => self
                 .scratch
@@ -94,8 +95,11 @@ impl Pass<'_, '_> {
         let Batch::Segments(segments) = &mut self.batch else {
             unreachable!("{KEEPS}")
         };
-        transform(self.cpu, segments, (layer, Side::Key), keys);
-        transform(self.cpu, segments, (layer, Side::Value), values);
+        if let (Some(recorder), [segment]) = (&mut recorder, &**segments) {
+            recorder.keys(layer, keys, segment.sequence.len());
+        }
+        transform(self.cpu, segments, layer, Heads::Keys, keys);
+        transform(self.cpu, segments, layer, Heads::Values, values);
         let mut start = 0;
         for segment in segments.iter_mut() {
             let end = start + segment.tokens.len();
@@ -106,6 +110,7 @@ impl Pass<'_, '_> {
             });
             start = end;
         }
+        self.scratch.record_keys(recorder);
     }
 
     fn attend(
@@ -119,6 +124,7 @@ impl Pass<'_, '_> {
             unreachable!("{KEEPS}")
         };
         let sinks = sinks.map(|sinks| self.weights.vector(sinks));
+        let mut recorder = self.scratch.record_keys(None);
         let [queries, output, states] = self.scratch.slots(slots);
         let heads = self.size.tokens * shape.query_heads;
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
@@ -135,7 +141,19 @@ impl Pass<'_, '_> {
             }
             _ => &[],
         };
-        transform(self.cpu, segments, (layer, Side::Key), queries);
+        if let (Some(recorder), [segment]) = (&mut recorder, &**segments)
+            && let Some((source, _)) = segment.sequence.geometry().rows(layer)
+        {
+            recorder.queries(source, queries, shape, sinks.is_some());
+        }
+        let sharing = shape.query_heads / shape.kv_heads;
+        transform(
+            self.cpu,
+            segments,
+            layer,
+            Heads::Queries { sharing },
+            queries,
+        );
         let sequences = InLayer {
             segments,
             layer,
@@ -144,7 +162,8 @@ impl Pass<'_, '_> {
         };
         self.cpu
             .attention_each(output, queries, &sequences, shape, sinks, states);
-        transform(self.cpu, segments, (layer, Side::Value), output);
+        transform(self.cpu, segments, layer, Heads::Values, output);
+        self.scratch.record_keys(recorder);
     }
 
     fn attend_within(
@@ -181,20 +200,61 @@ impl Pass<'_, '_> {
     }
 }
 
-/// Transforms what goes with the rows of one side of a layer as these are: rows to be stored and their queries, or, back
-/// again, what has been made of them. `x` has as many elements for each token, or none.
-fn transform(cpu: &Cpu, segments: &[Segment<'_>], (layer, side): (Layer, Side), x: &mut [f32]) {
+/// What is transformed as the rows of a layer are.
+#[derive(Debug, Clone, Copy)]
+enum Heads {
+    /// Keys to be stored.
+    Keys,
+    /// Queries of them, so many of which read one head.
+    Queries { sharing: usize },
+    /// Values to be stored, or, back again, what has been made of them.
+    Values,
+}
+
+/// Transforms what goes with the rows of a layer as these are. `x` has as many elements for each token, or none.
+fn transform(cpu: &Cpu, segments: &[Segment<'_>], layer: Layer, heads: Heads, x: &mut [f32]) {
     let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
     let width = x.len() / tokens.max(1);
+    let side = match heads {
+        Heads::Keys | Heads::Queries { .. } => Side::Key,
+        Heads::Values => Side::Value,
+    };
     let rotation = |segment: &Segment<'_>| segment.sequence.geometry().rotation(layer, side);
+    let is_alike = |a: &Segment<'_>, b: &Segment<'_>| {
+        let [a_keys, b_keys] = [a, b].map(|it| it.sequence.geometry().key_smoothing(layer));
+        let address = |keys: Option<&SmoothedKeys>| keys.map(std::ptr::from_ref);
+        rotation(a) == rotation(b) && address(a_keys) == address(b_keys)
+    };
     let mut rest = x;
     // Nearly always all of them, at once.
-    for alike in segments.chunk_by(|a, b| rotation(a) == rotation(b)) {
+    for alike in segments.chunk_by(is_alike) {
         let tokens: usize = alike.iter().map(|segment| segment.tokens.len()).sum();
         let (x, later) = rest.split_at_mut(tokens * width);
-        if let Some(block) = rotation(&alike[0]) {
-            cpu.hadamard(x, block.get());
-        }
         rest = later;
+        let Some(block) = rotation(&alike[0]) else {
+            continue;
+        };
+        match smoothing(&alike[0], layer, heads) {
+            Some(by) => cpu.hadamard_of_smoothed(x, block.get(), by),
+            None => cpu.hadamard(x, block.get()),
+        }
     }
+}
+
+/// What is done to keys of a segment, or their queries, before they are transformed.
+fn smoothing<'a>(segment: &'a Segment<'_>, layer: Layer, heads: Heads) -> Option<Smoothing<'a>> {
+    let geometry = segment.sequence.geometry();
+    let keys = geometry.key_smoothing(layer)?;
+    let (_, rows) = geometry.rows(layer)?;
+    let (centre, factors, sharing) = match heads {
+        Heads::Keys => (Some(keys.centre()), keys.factors(), 1),
+        Heads::Queries { sharing } => (None, keys.inverse(), sharing),
+        Heads::Values => return None,
+    };
+    Some(Smoothing {
+        centre,
+        factors,
+        head_dim: rows.key_dim,
+        sharing,
+    })
 }
