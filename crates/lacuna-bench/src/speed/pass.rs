@@ -61,7 +61,7 @@ impl Timed {
 
 /// What computes.
 enum Place {
-    Processor(Scratch),
+    Processor(Box<Scratch>),
     Device {
         device: Arc<dyn ComputeDevice>,
         plan: ArenaPlan,
@@ -129,7 +129,7 @@ impl<'a> Bench<'a> {
                 if let Some(path) = &args.record_experts {
                     scratch.record(Some(record_experts(path, model)?));
                 }
-                Place::Processor(scratch)
+                Place::Processor(Box::new(scratch))
             }
             Some(_) if args.record_experts.is_some() => {
                 let told =
