@@ -2,7 +2,6 @@
 
 mod on_device;
 mod placement;
-mod smoothing;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -565,14 +564,18 @@ impl Engine {
             None => None,
         };
         let features_width = drafter.as_ref().and_then(Drafter::features_width);
-        let scratch =
+        let mut scratch =
             Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
         let host = Host {
             process,
             cache: cache.clone(),
             model: Arc::clone(&model),
         };
-        let mut engine = Self {
+        let cache = match executor {
+            None => model.smooth_keys(&cpu, cache, plan.kv.context_tokens, &mut scratch)?,
+            Some(_) => cache,
+        };
+        Ok(Self {
             candidates: Candidates::new(spec.vocabulary)?,
             barred: Vec::new(),
             cpu,
@@ -599,9 +602,7 @@ impl Engine {
             },
             drafter,
             drafts: Drafts::default(),
-        };
-        engine.smooth_keys()?;
-        Ok(engine)
+        })
     }
 
     /// A new, empty session.

@@ -45,7 +45,7 @@ pub use predictors::{
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
-pub use smoothing::{KeyRecorder, smoothing_tokens};
+pub use smoothing::KeyRecorder;
 pub use spec::ModelSpec;
 pub use vision::{
     Blindness, ImageEncoder, ImageProducts, ImageShape, ImageTokens, blindness, describe_images,

@@ -5,9 +5,14 @@
 //! SageAttention does (arXiv:2411.10958, "smooth K") and moving scales from one factor of a product to the other what
 //! SmoothQuant does (arXiv:2211.10438); here both are decided once, before the first row is stored, because rows are shared.
 
-use lacuna_kernels::AttentionShape;
-use lacuna_kv::{Geometry, KeySmoothing, Layer, Side, SmoothedKeys, ValueRows};
+use lacuna_kernels::{AttentionShape, Cpu};
+use lacuna_kv::{Geometry, KeySmoothing, KvCache, Layer, Side, SmoothedKeys, ValueRows};
 use lacuna_text::tokenizer::{Special, Tokenizer};
+
+use crate::error::ForwardError;
+use crate::executor::{LogitRows, Segment};
+use crate::model::Model;
+use crate::scratch::Scratch;
 
 /// Prose, code, lists and other languages. What it says does not matter.
 const TEXT: &str = include_str!("smoothing.txt");
@@ -27,10 +32,76 @@ const STRENGTH: f64 = 0.75;
 /// can be had.
 const LEAST_SHARE: f64 = 1e-4;
 
-/// Tokens of a text that is like many, to find out from what keys are like; none where the vocabulary makes too few of it, or
-/// there is no room for more than `room`.
-#[must_use]
-pub fn smoothing_tokens(tokenizer: &Tokenizer, room: usize) -> Vec<u32> {
+impl Model {
+    /// The same memory for sequences whose keys are stored smoothed, where their type gains from it: computes a short text
+    /// first, over rows that are given back, which takes as long as a prompt of as many tokens. As it is where contexts of
+    /// `context_tokens` are too short for that, or there is no room for the text's rows.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn smooth_keys(
+        &self,
+        cpu: &Cpu,
+        cache: KvCache,
+        context_tokens: usize,
+        scratch: &mut Scratch,
+    ) -> Result<KvCache, ForwardError> {
+        let Some(recorder) = KeyRecorder::for_keys_of(cache.geometry()) else {
+            return Ok(cache);
+        };
+        let tokens = tokens(self.tokenizer(), context_tokens);
+        let (trace, neurons) = (scratch.record(None), scratch.record_neurons(None));
+        scratch.record_keys(Some(recorder));
+        let recorded = match tokens.is_empty() {
+            true => Ok(false),
+            false => {
+                let recorded = self.record(cpu, &cache, context_tokens, &tokens, scratch);
+                // Nobody has asked for anything yet: memory is as it was.
+                scratch.give_back();
+                recorded
+            }
+        };
+        let recorder = scratch.record_keys(None);
+        scratch.record(trace);
+        scratch.record_neurons(neurons);
+        Ok(match recorder.filter(|_| matches!(recorded, Ok(true))) {
+            Some(recorder) => cache.with_key_smoothing(recorder.smoothing()),
+            None => recorded.map(|_| cache)?,
+        })
+    }
+
+    /// Computes `tokens` in a sequence of their own. Returns whether there was room for it.
+    fn record(
+        &self,
+        cpu: &Cpu,
+        cache: &KvCache,
+        context_tokens: usize,
+        tokens: &[u32],
+        scratch: &mut Scratch,
+    ) -> Result<bool, ForwardError> {
+        let Ok(mut sequence) = cache.sequence(context_tokens) else {
+            return Ok(false);
+        };
+        for chunk in tokens.chunks(scratch.limits().tokens) {
+            if sequence.prepare(chunk.len()).is_err() {
+                return Ok(false);
+            }
+            let segment = Segment {
+                tokens: chunk,
+                sequence: &mut sequence,
+                logits: LogitRows::None,
+                images: &[],
+            };
+            self.forward(cpu, &mut [segment], scratch)?;
+            sequence.accept(chunk.len());
+        }
+        Ok(true)
+    }
+}
+
+/// Tokens of a text that is like many; none where the vocabulary makes too few of it, or there is no room for more than
+/// `room`.
+fn tokens(tokenizer: &Tokenizer, room: usize) -> Vec<u32> {
     let mut tokens = tokenizer.encode(TEXT, Special::PROMPT).unwrap_or_default();
     tokens.truncate(TOKENS.min(room));
     if tokens.len() < FEWEST_TOKENS {

@@ -360,13 +360,17 @@ impl<'a> Bench<'a> {
 
     fn cache(&mut self, elements: KvElements) -> Result<KvCache> {
         let geometry = self.model.spec().kv_geometry(elements)?;
-        let Place::Device {
-            device,
-            plan,
-            executor,
-        } = &mut self.place
-        else {
-            return Ok(KvCache::new(geometry, self.policy)?);
+        let (device, plan, executor) = match &mut self.place {
+            Place::Processor(scratch) => {
+                let cache = KvCache::new(geometry, self.policy)?;
+                let context = self.context_tokens;
+                return Ok(self.model.smooth_keys(&self.cpu, cache, context, scratch)?);
+            }
+            Place::Device {
+                device,
+                plan,
+                executor,
+            } => (device, plan, executor),
         };
         let cache = device.kv_cache(geometry, self.policy)?;
         // Before another has its memory.
