@@ -68,7 +68,7 @@ pub struct Scratch {
     check: FiniteCheck,
     trace: Option<TraceWriter>,
     neurons: Option<NeuronRecorder>,
-    pub(crate) keys: Option<KeyRecorder>,
+    keys: Option<KeyRecorder>,
     arena: MmapMut,
     /// Whether a pass has used it since it was allocated.
     used: bool,
