@@ -87,8 +87,8 @@ pub struct EngineArgs {
     /// --device, with as many layers as there are
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub kv: KvPolicy,
-    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0. Keys in q4_0 are
-    /// rounded by what a text of 256 tokens shows of them, which is computed when the program starts
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0. With keys in
+    /// q4_0 a text of 256 tokens is computed at start, by which they are rounded better
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv_type: KvElements,
     /// Bytes that the process may commit, such as 2GiB or 512MiB: everything, weights included unless they are

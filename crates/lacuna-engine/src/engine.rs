@@ -572,6 +572,7 @@ impl Engine {
             model: Arc::clone(&model),
         };
         let cache = match executor {
+            // A device stores nothing in so few bits.
             None => model.smooth_keys(&cpu, cache, plan.kv.context_tokens, &mut scratch)?,
             Some(_) => cache,
         };

@@ -45,7 +45,6 @@ pub use predictors::{
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
-pub use smoothing::KeyRecorder;
 pub use spec::ModelSpec;
 pub use vision::{
     Blindness, ImageEncoder, ImageProducts, ImageShape, ImageTokens, blindness, describe_images,

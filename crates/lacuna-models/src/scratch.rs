@@ -134,7 +134,7 @@ impl Scratch {
     }
 
     /// From now on passes note what keys and queries are like, in `recorder`, or in none. Returns what it was before.
-    pub fn record_keys(&mut self, recorder: Option<KeyRecorder>) -> Option<KeyRecorder> {
+    pub(crate) fn record_keys(&mut self, recorder: Option<KeyRecorder>) -> Option<KeyRecorder> {
         std::mem::replace(&mut self.keys, recorder)
     }
 

@@ -10,7 +10,8 @@ use lacuna_kv::{
     Geometry, Keep, KeySmoothing, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
     SmoothedKeys, ValueRows,
 };
-use lacuna_models::{KeyRecorder, LogitRows, Model, Segment, demo};
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment, demo};
 use runner::{Runner, TOKENS};
 
 const BLOCKS: [ElementType; 2] = [ElementType::Q8_0, ElementType::Q4_0];
@@ -20,20 +21,20 @@ fn runner(element: ElementType, threads: usize) -> Runner {
     Runner::of(model, KvPolicy::default(), element, threads, TOKENS)
 }
 
-/// The same whose keys are stored smoothed, by what a recorder makes of some tokens in chunks of `chunk`.
+/// The same whose keys are stored smoothed, by what passes of `chunk` tokens show of them.
 fn smoothed(threads: usize, chunk: usize) -> Runner {
     let mut runner = runner(ElementType::Q4_0, threads);
-    let recorder = KeyRecorder::for_keys_of(runner.cache.geometry());
-    runner.scratch.record_keys(recorder);
-    let mut sequence = runner.sequence();
-    for chunk in tokens(64).chunks(chunk) {
-        runner.extend(&mut sequence, chunk);
-    }
-    let recorder = runner.scratch.record_keys(None).expect("it was given one");
-    runner.cache = runner
-        .cache
-        .clone()
-        .with_key_smoothing(recorder.smoothing());
+    let limits = BatchLimits {
+        tokens: chunk,
+        logit_rows: 1,
+        ..runner.scratch.limits()
+    };
+    let (model, cpu) = (&runner.model, &runner.cpu);
+    let plan = ArenaPlan::new(model.program(), limits).expect("small");
+    let mut scratch = Scratch::new(model.program(), plan).expect("a few kilobytes");
+    let cache = runner.cache.clone();
+    let smoothed = model.smooth_keys(cpu, cache, limits.context_tokens, &mut scratch);
+    runner.cache = smoothed.expect("valid tokens");
     runner
 }
 

@@ -172,11 +172,16 @@ impl DraftModel {
         let plan = plan(config, self.model.files(), spec, weights)?;
         // Rows of any geometry lie in pages of any size: the same pool has them, under the same limit.
         let geometry = geometry(config, spec)?;
+        let cache = KvCache::over(cache.pool().clone(), geometry, policy(cache.policy()))?;
+        let mut scratch = Scratch::new(self.model.program(), plan.arena.clone())?;
+        let context_tokens = plan.kv.context_tokens;
         Ok(Runner {
             is_head: false,
-            cache: KvCache::over(cache.pool().clone(), geometry, policy(cache.policy()))?,
-            scratch: Scratch::new(self.model.program(), plan.arena.clone())?,
-            context_tokens: plan.kv.context_tokens,
+            cache: self
+                .model
+                .smooth_keys(&cpu, cache, context_tokens, &mut scratch)?,
+            scratch,
+            context_tokens,
             model: Arc::clone(&self.model),
             cpu,
         })
@@ -279,4 +284,33 @@ fn check_vocabulary(draft: &Tokenizer, model: &Tokenizer) -> Result<(), DraftErr
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lacuna_kernels::{CpuConfig, ElementType};
+    use lacuna_kv::{KvElements, Layer};
+
+    use super::*;
+    use crate::scheduler::tests::demo_model;
+
+    #[test]
+    fn a_draft_model_stores_keys_of_few_bits_smoothed_as_any_model_does() {
+        let cpu = Arc::new(Cpu::new(CpuConfig::default()).expect("a processor"));
+        let draft = DraftModel::new(demo_model()).expect("one that can guess");
+        for (element, is_smoothed) in [(ElementType::Q4_0, true), (ElementType::F16, false)] {
+            let config = EngineConfig {
+                kv_elements: KvElements::both(element),
+                context_tokens: Some(512),
+                ..EngineConfig::default()
+            };
+            let geometry = demo_model().spec().kv_geometry(config.kv_elements);
+            let cache = KvCache::new(geometry.expect("whole blocks"), config.kv_policy);
+            let cache = cache.expect("the system has pages");
+            let runner = draft.start(&config, &cache, Arc::clone(&cpu));
+            let own = runner.expect("it starts").cache;
+            let smoothing = own.geometry().key_smoothing(Layer(0));
+            assert_eq!(smoothing.is_some(), is_smoothed, "{element}");
+        }
+    }
 }
