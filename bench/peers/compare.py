@@ -118,7 +118,7 @@ def llama_cpp(figure, size, args):
         "chats": "generated_tokens_per_second_with_prompts",
     }.get(figure, "decode_tokens_per_second")
     # It takes quantized values with flash attention only.
-    needed = {"--flash-attention"} if args.kv_type.startswith("q") else set()
+    needed = {"--flash-attention"} if args.kv_type.startswith(("q", "iq")) else set()
     settings = {setting: flags for setting, flags in LLAMA_SETTINGS.items() if needed <= set(flags)}
     return {setting: run(common + flags, args)[name] for setting, flags in settings.items()}
 

@@ -13,7 +13,7 @@ import time
 
 from llama_cpp import llama_cpp as llama
 
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}
 MICRO_BATCH = 512
 
 

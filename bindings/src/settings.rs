@@ -23,7 +23,7 @@ pub struct EngineSettings {
     /// Threads that compute. One for each core if it is left out.
     #[uniffi(default = None)]
     pub threads: Option<u32>,
-    /// Storage of KV elements: `f16`, `q8_0`, or `k=q8_0,v=q4_0`.
+    /// Storage of KV elements: `f16`, `q8_0`, or `k=q8_0,v=iq4_nl`.
     #[uniffi(default = None)]
     pub kv_type: Option<String>,
     /// Texts that are written at once at most; others wait.

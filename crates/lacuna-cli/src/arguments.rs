@@ -87,8 +87,8 @@ pub struct EngineArgs {
     /// --device, with as many layers as there are
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub kv: KvPolicy,
-    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0. With keys in
-    /// q4_0 a text of 256 tokens is computed at start, by which they are rounded better
+    /// Storage of KV elements: f32, f16, bf16, q8_0, iq4_nl or q4_0, or each side its own: k=q8_0,v=iq4_nl. With
+    /// keys in four bits a text of 256 tokens is computed at start, by which they are rounded better
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv_type: KvElements,
     /// Bytes that the process may commit, such as 2GiB or 512MiB: everything, weights included unless they are
@@ -119,9 +119,10 @@ pub struct CpuArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// How products with F32, F16 and BF16 weights are computed, and attention (scores of q8_0 keys are integers): f32, alike on all
-    /// processors; bf16, from numbers rounded to it, of which processors with AVX-512 BF16 or AMX multiply more at once; or auto, the
-    /// faster one, which is bf16 on AMD's processors since Zen 5
+    /// How products with F32, F16 and BF16 weights are computed, and attention (scores of keys in eight and four
+    /// bits are integers): f32, alike on all processors; bf16, from numbers rounded to it, of which processors with
+    /// AVX-512 BF16 or AMX multiply more at once; or auto, the faster one, which is bf16 on AMD's processors since
+    /// Zen 5
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = precisions())]
     pub matmul_precision: PrecisionMode,
 }

@@ -42,7 +42,7 @@ const BESIDE_TILES: usize = 32;
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
 
 /// Below this a block counts as zero; its reciprocal would overflow.
-const SMALLEST: f32 = 1e-35;
+pub(crate) const SMALLEST: f32 = 1e-35;
 
 /// One block of `N` tokens.
 #[derive(Clone, Copy)]

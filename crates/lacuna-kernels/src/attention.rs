@@ -3,8 +3,8 @@
 //! Rows are cut in partitions of 256 at fixed positions (row 0, 256, ..). Within a partition a query
 //! takes three steps: scores for the rows it sees, weights relative to the largest score, and the sum
 //! of values times weights, row by row. The partitions of a query are then merged in order. All is in
-//! f32, but for the scores of q8_0 keys, which are sums of exact integers, and where products are asked for that
-//! round what is multiplied to bf16. So the result of a query
+//! f32, but for the scores of keys that are integers (q8_0, q4_0, iq4_nl), which are sums of exact integers, and where
+//! products are asked for that round what is multiplied to bf16. So the result of a query
 //! depends on the query and the rows it sees: not on the tokens beside it, on how its rows lie in
 //! memory, or on how the work is split over threads.
 //!
@@ -35,13 +35,13 @@ mod values;
 
 use std::ops::Range;
 
-use crate::element::ElementType;
 use crate::grid::{Block, Grid};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::amx::Amx;
 use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
+use elements::has_units;
 pub use mask::Mask;
 use mask::Sight;
 use partition::{Loaded, Partition};
@@ -311,7 +311,7 @@ impl Attention<'_> {
 
     /// Whether scores are sums of integers.
     fn integer_keys(&self) -> bool {
-        self.k.layout().element == ElementType::Q8_0
+        has_units(self.k.layout().element)
     }
 
     /// How numbers are multiplied by AMX, if they are: rounded, at a level that has it.

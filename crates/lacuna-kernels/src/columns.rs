@@ -16,6 +16,7 @@ use crate::activations::{BLOCK, quantize_block};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
+use crate::quantized::codebooks::CENTRED;
 use crate::simd::{Kernel, LANES, Simd, each};
 
 /// Columns of a float matrix whose products are summed before they join the sum of the row, as in `float.rs`. Ranges
@@ -425,6 +426,6 @@ impl Elements for Q4 {
 
     #[inline(always)]
     fn load<S: Simd>(s: S, bytes: &[u8]) -> [S::F; 2] {
-        s.load_nibbles(bytes.first_chunk().expect("sixteen bytes"))
+        s.load_named(&CENTRED, bytes.first_chunk().expect("sixteen bytes"))
     }
 }

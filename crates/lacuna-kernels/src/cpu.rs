@@ -60,7 +60,8 @@ fn available_names() -> String {
     names.join(" or ")
 }
 
-/// How products with float matrices (F32, F16, BF16) are computed, and those of attention; scores of q8_0 keys are integers.
+/// How products with float matrices (F32, F16, BF16) are computed, and those of attention; scores of keys in eight and
+/// four bits are integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatmulPrecision {
     /// In f32, from weights and cached rows as they are stored.

@@ -21,23 +21,27 @@ pub enum ElementType {
     Q8_0,
     /// 32 elements: `d: f16`, 32 nibbles, `i` and `i + 16` in one byte; element `d * (q - 8)`.
     Q4_0,
+    /// 32 elements: `d: f16`, 32 nibbles like those of [`ElementType::Q4_0`]; element `d * level[q]`, of the levels of
+    /// [`DType::Iq4Nl`](crate::DType::Iq4Nl), which lie closer where elements are small and many.
+    Iq4Nl,
 }
 
 impl ElementType {
     /// Every element type, in declaration order.
-    pub const ALL: [ElementType; 5] = [
+    pub const ALL: [ElementType; 6] = [
         ElementType::F32,
         ElementType::F16,
         ElementType::Bf16,
         ElementType::Q8_0,
         ElementType::Q4_0,
+        ElementType::Iq4Nl,
     ];
 
     /// Elements per block; a head is whole blocks.
     pub const fn block_len(self) -> usize {
         match self {
             ElementType::F32 | ElementType::F16 | ElementType::Bf16 => 1,
-            ElementType::Q8_0 | ElementType::Q4_0 => 32,
+            ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl => 32,
         }
     }
 
@@ -47,7 +51,7 @@ impl ElementType {
             ElementType::F32 => 4,
             ElementType::F16 | ElementType::Bf16 => 2,
             ElementType::Q8_0 => 34,
-            ElementType::Q4_0 => 18,
+            ElementType::Q4_0 | ElementType::Iq4Nl => 18,
         }
     }
 
@@ -80,7 +84,9 @@ impl ElementType {
     pub fn rotation(self, dims: &[usize]) -> Option<NonZeroUsize> {
         match self {
             ElementType::F32 | ElementType::F16 | ElementType::Bf16 => None,
-            ElementType::Q8_0 | ElementType::Q4_0 => NonZeroUsize::new(block_len(dims)),
+            ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl => {
+                NonZeroUsize::new(block_len(dims))
+            }
         }
     }
 
@@ -88,7 +94,7 @@ impl ElementType {
     pub const fn gains_from_smoothing(self) -> bool {
         match self {
             ElementType::F32 | ElementType::F16 | ElementType::Bf16 | ElementType::Q8_0 => false,
-            ElementType::Q4_0 => true,
+            ElementType::Q4_0 | ElementType::Iq4Nl => true,
         }
     }
 
@@ -100,6 +106,7 @@ impl ElementType {
             ElementType::Bf16 => "bf16",
             ElementType::Q8_0 => "q8_0",
             ElementType::Q4_0 => "q4_0",
+            ElementType::Iq4Nl => "iq4_nl",
         }
     }
 }
@@ -125,7 +132,7 @@ pub struct HeadDimError {
 
 /// A name that is no element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown element type `{0}`; use f16, f32, bf16, q8_0 or q4_0")]
+#[error("unknown element type `{0}`; use f16, f32, bf16, q8_0, iq4_nl or q4_0")]
 pub struct UnknownElementType(pub String);
 
 impl FromStr for ElementType {

@@ -1,7 +1,8 @@
 //! Conversion of f32 to the elements of cached rows.
 
-use crate::activations::{BLOCK, quantize_block};
+use crate::activations::{BLOCK, SMALLEST, quantize_block};
 use crate::element::ElementType;
+use crate::quantized::codebooks::LEVELS;
 use crate::simd::{Kernel, LANES, Simd, at_most, each, padded};
 
 /// Converts f32 to cache elements, whole blocks of them.
@@ -26,6 +27,7 @@ impl Kernel for Store<'_> {
             ElementType::Bf16 => self.halves(bf16_chunk),
             ElementType::Q8_0 => self.blocks(q8_0_block::<S>(s)),
             ElementType::Q4_0 => self.blocks(q4_0_block::<S>(s)),
+            ElementType::Iq4Nl => self.blocks(iq4_nl_block::<S>(s)),
         }
     }
 }
@@ -96,16 +98,8 @@ const Q4_0_EXTREMES: [f32; 8] = [-8.25, -7.75, -8.75, -7.25, -8.0, -7.0, -8.5, -
 fn q4_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 18]) {
     move |x, out| {
         let x: [_; 2] = each!(s.splat(0.0), |i| s.load(&x.as_chunks().0[i]));
-        let scale = q4_0_scale(s, x);
-        let bytes = scale_bytes(s, scale);
+        let (bytes, inverse) = stored_scale(s, q4_0_scale(s, x));
         out[..2].copy_from_slice(&bytes);
-        let mut stored = [0.0; LANES];
-        s.store(s.splat_f16(u16::from_le_bytes(bytes)), &mut stored);
-        // Zero and what is not finite have no inverse: all codes are 0 then.
-        let inverse = match stored[0] {
-            stored if stored == 0.0 || !stored.is_finite() => 0.0,
-            stored => 1.0 / stored,
-        };
         let [mut low, mut high] = [[0.0; LANES]; 2];
         s.store(q4_0_codes(s, x[0], inverse), &mut low);
         s.store(q4_0_codes(s, x[1], inverse), &mut high);
@@ -116,18 +110,43 @@ fn q4_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 18]) {
     }
 }
 
+/// A scale as it is stored and its inverse, which is 0 where it has none. What is not finite is no number: a multiple of
+/// infinity may be a score that hides a row.
+#[inline(always)]
+fn stored_scale<S: Simd>(s: S, scale: f32) -> ([u8; 2], f32) {
+    let bytes = scale_bytes(s, scale);
+    let mut stored = [0.0; LANES];
+    s.store(s.splat_f16(u16::from_le_bytes(bytes)), &mut stored);
+    match stored[0] {
+        0.0 => (bytes, 0.0),
+        stored if !stored.is_finite() => (scale_bytes(s, f32::NAN), 0.0),
+        stored => (bytes, 1.0 / stored),
+    }
+}
+
+/// The element of the largest magnitude, 0 where that is next to nothing; infinite if an element is not finite.
+#[inline(always)]
+fn extreme<S: Simd>(s: S, x: [S::F; 2]) -> f32 {
+    let largest = s.largest(x);
+    if !largest.is_finite() {
+        f32::INFINITY
+    } else if largest < SMALLEST {
+        0.0
+    } else if s.max_lane(s.max(x[0], x[1])) == largest {
+        largest
+    } else {
+        -largest
+    }
+}
+
 /// See [`q4_0_block`]; infinite if an element is not finite.
 #[inline(always)]
 fn q4_0_scale<S: Simd>(s: S, x: [S::F; 2]) -> f32 {
-    let largest = s.largest(x);
-    if !largest.is_finite() {
-        return f32::INFINITY;
+    let extreme = extreme(s, x);
+    if extreme == 0.0 || !extreme.is_finite() {
+        return extreme;
     }
-    if largest < f32::MIN_POSITIVE {
-        return 0.0;
-    }
-    let positive = s.max_lane(s.max(x[0], x[1])) == largest;
-    let extreme = if positive { largest } else { -largest };
+    let largest = extreme.abs();
     // Squares of what is divided by the largest element neither overflow nor vanish.
     let unit = s.splat(1.0 / largest);
     let x: [_; 2] = each!(x[0], |i| s.mul(x[i], unit));
@@ -161,4 +180,125 @@ fn q4_0_codes<S: Simd>(s: S, x: S::F, inverse: f32) -> S::F {
     let round = s.splat(ROUND);
     let whole = s.sub(s.add(s.mul(x, s.splat(inverse)), round), round);
     at_most(s, s.max(whole, s.splat(-8.0)), 7.0)
+}
+
+/// What a block's largest element becomes in the scales that are tried for IQ4_NL: the best for normally distributed
+/// elements, then what helps most beside those before it. The first leaves 0.0060 of the squares of elements, all six
+/// 0.0055, and more of them hardly less.
+const IQ4_NL_EXTREMES: [i16; 6] = [-130, 115, -121, -136, -109, 121];
+
+/// The middles between [`LEVELS`], rounded down: what is larger is nearer to the upper level.
+const MIDDLES: [i8; LEVELS.len() - 1] = middles(1, 1);
+
+/// The same of bytes that are multiplied by each of [`IQ4_NL_EXTREMES`]' magnitudes and divided by 127.
+const SCALED_MIDDLES: [[i8; LEVELS.len() - 1]; IQ4_NL_EXTREMES.len()] = {
+    let mut all = [[0; _]; IQ4_NL_EXTREMES.len()];
+    let mut n = 0;
+    while n < all.len() {
+        all[n] = middles(127, IQ4_NL_EXTREMES[n].unsigned_abs() as i32);
+        n += 1;
+    }
+    all
+};
+
+/// From each of [`LEVELS`] to the next.
+const STEPS: [i8; LEVELS.len() - 1] = {
+    let mut steps = [0; _];
+    let mut n = 0;
+    while n < LEVELS.len() - 1 {
+        steps[n] = LEVELS[n + 1] - LEVELS[n];
+        n += 1;
+    }
+    steps
+};
+
+const fn middles(times: i32, over: i32) -> [i8; LEVELS.len() - 1] {
+    let mut middles = [0; _];
+    let mut n = 0;
+    while n < LEVELS.len() - 1 {
+        let twice = LEVELS[n] as i32 + LEVELS[n + 1] as i32;
+        let middle = (twice * times).div_euclid(2 * over);
+        // No byte is above 127, or not above -128.
+        middles[n] = if middle > 127 {
+            127
+        } else if middle < -128 {
+            -128
+        } else {
+            middle as i8
+        };
+        n += 1;
+    }
+    middles
+}
+
+/// Like [`q4_0_block`], of bytes: their products are summed exactly, and comparisons of bytes are what finding one of
+/// sixteen levels takes.
+#[inline(always)]
+fn iq4_nl_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 18]) {
+    move |x, out| {
+        let x: [_; 2] = each!(s.splat(0.0), |i| s.load(&x.as_chunks().0[i]));
+        let (bytes, inverse) = stored_scale(s, iq4_nl_scale(s, x));
+        out[..2].copy_from_slice(&bytes);
+        // What is no number becomes -127: no byte may be made of it.
+        let limited = |x| at_most(s, s.max(s.mul(x, s.splat(inverse)), s.splat(-127.0)), 127.0);
+        let x = to_signed_bytes(s, [limited(x[0]), limited(x[1])]);
+        let codes = climb(&x, &MIDDLES, 0, &[1; _]);
+        let (low, high) = codes.split_at(BLOCK / 2);
+        for ((out, low), high) in out[2..].iter_mut().zip(low).zip(high) {
+            *out = low.cast_unsigned() | high.cast_unsigned() << 4;
+        }
+    }
+}
+
+/// See [`iq4_nl_block`]; infinite if an element is not finite.
+#[inline(always)]
+fn iq4_nl_scale<S: Simd>(s: S, x: [S::F; 2]) -> f32 {
+    let extreme = extreme(s, x);
+    if extreme == 0.0 || !extreme.is_finite() {
+        return extreme;
+    }
+    let inverse = s.splat(127.0 / extreme);
+    let x = to_signed_bytes(s, each!(x[0], |i| s.mul(x[i], inverse)));
+    let negated: [i8; BLOCK] = each!(0, |i| -x[i]);
+    let (mut best, mut scale) = (0.0, 0.0);
+    for (extreme, middles) in IQ4_NL_EXTREMES.into_iter().zip(&SCALED_MIDDLES) {
+        let x = if extreme < 0 { &negated } else { &x };
+        let levels = climb(x, middles, LEVELS[0], &STEPS);
+        let (mut product, mut square) = (0, 0);
+        for (level, x) in levels.into_iter().zip(x) {
+            product += i32::from(level) * i32::from(*x);
+            square += i32::from(level) * i32::from(level);
+        }
+        let (product, square) = (product as f32, square as f32);
+        let explained = product * product / square;
+        if explained > best {
+            best = explained;
+            scale = product / square * f32::from(extreme.signum());
+        }
+    }
+    scale * (extreme / 127.0)
+}
+
+/// Of each byte: `first` and the steps over all middles that it is above.
+#[inline(always)]
+fn climb<const N: usize>(
+    x: &[i8; BLOCK],
+    middles: &[i8; N],
+    first: i8,
+    steps: &[i8; N],
+) -> [i8; BLOCK] {
+    let mut climbed = [first; BLOCK];
+    for (middle, step) in middles.iter().zip(steps) {
+        for (climbed, x) in climbed.iter_mut().zip(x) {
+            *climbed += if x > middle { *step } else { 0 };
+        }
+    }
+    climbed
+}
+
+/// See [`Simd::to_bytes`].
+#[inline(always)]
+fn to_signed_bytes<S: Simd>(s: S, x: [S::F; 2]) -> [i8; BLOCK] {
+    let (words, _) = s.to_bytes(x);
+    each!(0, |i| words[i / 4].to_le_bytes()[i % 4].cast_signed())
 }

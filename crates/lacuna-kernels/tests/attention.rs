@@ -161,7 +161,7 @@ fn naive(
         // Rounding of f32, and of queries to 8 bits: half a unit of each block's largest / 127. A cap
         // makes errors smaller, and adds those of its own.
         let score_error = match k.element {
-            ElementType::Q8_0 => {
+            ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl => {
                 let most = |row: &usize| {
                     q.chunks(32)
                         .zip(k.head(*row, head).chunks(32))
@@ -189,7 +189,7 @@ fn naive(
             let precise = bound(score_error, 1e-6);
             let rounded = match k.element {
                 // Keys in integers, and the values with them, are computed the same way.
-                ElementType::Q8_0 => precise,
+                ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl => precise,
                 // Both factors are rounded to eight binary digits.
                 _ => bound(score_error + 0.004 * absolute, 0.004),
             };
@@ -294,7 +294,7 @@ fn every_grouping_and_head_dimension_matches_f64() {
             &[1, 3, 8]
         };
         for &group in groups {
-            for element in [ElementType::F16, ElementType::Q8_0, ElementType::Q4_0] {
+            for element in [ElementType::F16, ElementType::Q8_0, ElementType::Iq4Nl] {
                 if element.check_head_dim(head_dim).is_ok() {
                     for (tokens, first) in [(1, 0), (1, 257), (9, 250)] {
                         check([element; 2], &shape(2 * group, 2, head_dim), tokens, first);
@@ -335,7 +335,7 @@ fn few_queries_of_long_heads_fit_in_a_task() {
         value_dim: 512,
         ..shape(20, 1, 576)
     };
-    for element in [ElementType::F16, ElementType::Q8_0] {
+    for element in [ElementType::F16, ElementType::Q8_0, ElementType::Iq4Nl] {
         check([element; 2], &shape, 24, 0);
     }
 }
@@ -582,10 +582,12 @@ fn a_window_that_holds_all_rows_changes_nothing() {
 }
 
 /// Types of K and V that take all the ways there are through the kernels.
-const PAIRS: [[ElementType; 2]; 3] = [
+const PAIRS: [[ElementType; 2]; 5] = [
     [ElementType::F32, ElementType::Bf16],
     [ElementType::F16, ElementType::F16],
     [ElementType::Q8_0, ElementType::Q4_0],
+    [ElementType::Q4_0, ElementType::Q8_0],
+    [ElementType::Iq4Nl, ElementType::Iq4Nl],
 ];
 
 #[test]
@@ -1005,7 +1007,12 @@ fn uniform_attention_over_many_rows_of_ones_is_one() {
 #[test]
 fn rows_behind_a_query_are_never_read_into_it() {
     let shape = shape(4, 2, 32);
-    for element in [ElementType::F32, ElementType::Q8_0, ElementType::Q4_0] {
+    for element in [
+        ElementType::F32,
+        ElementType::Q8_0,
+        ElementType::Q4_0,
+        ElementType::Iq4Nl,
+    ] {
         let clean = [1, 2].map(|seed| Side::random(element, &shape, 40, seed));
         let q = Random::new(3).units(20 * 128);
         // Rows are multiplied two at a time where that is faster.

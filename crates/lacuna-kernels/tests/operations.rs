@@ -775,6 +775,7 @@ fn stored_rows_are_within_half_a_unit() {
         (ElementType::Bf16, 1.0 / 128.0),
         (ElementType::Q8_0, 1.0 / 127.0),
         (ElementType::Q4_0, 1.0 / 8.0),
+        (ElementType::Iq4Nl, 1.0 / 8.0),
     ] {
         let x = Random::new(1).units(20_000 * 32);
         let dtype: DType = element.name().parse().expect("a weight type as well");
@@ -790,11 +791,12 @@ fn stored_rows_are_within_half_a_unit() {
                     largest
                 };
                 // The scale of a block is rounded to 11 bits; there are codes from -8 to 7, of scales that may
-                // be a ninth of the largest value, whose sign may be the other one of two.
-                let most = if element == ElementType::Q4_0 {
-                    1.8
-                } else {
-                    0.56
+                // be a ninth of the largest value, whose sign may be the other one of two. Levels are at most 24 apart,
+                // and go to 113 where the largest value may be 136.
+                let most = match element {
+                    ElementType::Q4_0 => 1.8,
+                    ElementType::Iq4Nl => 1.5,
+                    _ => 0.56,
                 };
                 let bound = f64::from(largest) * unit * most;
                 assert!(
@@ -906,64 +908,77 @@ fn hadamard_blocks_are_powers_of_two() {
 fn scales_of_four_bits_are_chosen_for_the_least_squared_error() {
     let uniform = Random::new(9).units(12 * 32 * 500);
     let x: Vec<f32> = uniform.chunks(12).map(|x| x.iter().sum()).collect();
-    let mut stored = vec![0; ElementType::Q4_0.bytes(x.len())];
-    cpu(Level::Portable, 1).store_rows(ElementType::Q4_0, &mut stored, &x);
-    let values = support::dequantize(DType::Q4_0, &stored);
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
-    let found = squares(
-        &mut values
-            .iter()
-            .zip(&x)
-            .map(|(value, x)| value - f64::from(*x)),
-    );
-    // The largest element exactly, as its block's -8.
-    let plain = squares(&mut x.chunks(32).flat_map(|x| {
-        let largest = x
-            .iter()
-            .fold(0.0, |a: f32, b| if b.abs() > a.abs() { *b } else { a });
-        let scale = f64::from(largest) / -8.0;
-        x.iter().map(move |x| {
-            let x = f64::from(*x);
-            (x / scale).round().clamp(-8.0, 7.0) * scale - x
-        })
-    }));
-    assert!(found < 0.94 * plain, "{found} for {plain}");
+    let of = |element: ElementType| {
+        let mut stored = vec![0; element.bytes(x.len())];
+        cpu(Level::Portable, 1).store_rows(element, &mut stored, &x);
+        let dtype: DType = element.name().parse().expect("a weight type as well");
+        let values = support::dequantize(dtype, &stored);
+        let errors = values.iter().zip(&x);
+        squares(&mut errors.map(|(value, x)| value - f64::from(*x)))
+    };
+    // The largest element exactly, as its block's first level.
+    let plain = |levels: &[f64]| {
+        squares(&mut x.chunks(32).flat_map(|x| {
+            let largest = x
+                .iter()
+                .fold(0.0, |a: f32, b| if b.abs() > a.abs() { *b } else { a });
+            let scale = f64::from(largest) / levels[0];
+            let error = move |x: &f32| {
+                let errors = levels.iter().map(|level| level * scale - f64::from(*x));
+                errors.fold(f64::INFINITY, |a, b| if b.abs() < a.abs() { b } else { a })
+            };
+            x.iter().map(error).collect::<Vec<_>>()
+        }))
+    };
+    let even: Vec<f64> = (-8..8).map(f64::from).collect();
+    for (element, levels, most) in [
+        (ElementType::Q4_0, &even, 0.94),
+        (ElementType::Iq4Nl, &support::LEVELS.to_vec(), 0.92),
+    ] {
+        let (found, plain) = (of(element), plain(levels));
+        assert!(found < most * plain, "{element}: {found} for {plain}");
+    }
+    let [even, uneven] = [ElementType::Q4_0, ElementType::Iq4Nl].map(of);
+    assert!(uneven < 0.86 * even, "{uneven} for {even}");
 }
 
 #[test]
 fn blocks_of_four_bits_keep_zeros_small_and_large_values_and_what_is_not_finite() {
-    let of = |x: [f32; 32]| {
-        let stored: Vec<Vec<u8>> = levels()
-            .into_iter()
-            .map(|level| {
-                let mut bytes = vec![0; 18];
-                cpu(level, 1).store_rows(ElementType::Q4_0, &mut bytes, &x);
-                bytes
-            })
-            .collect();
-        assert!(stored.iter().all(|bytes| *bytes == stored[0]), "{x:?}");
-        support::dequantize(DType::Q4_0, &stored[0])
-    };
-    assert_eq!(of([0.0; 32]), [0.0; 32]);
-    for (value, within) in [(3e-5, 1e-6), (60_000.0, 60.0), (-60_000.0, 60.0)] {
-        let mut x = [0.0; 32];
-        x[17] = value;
-        let values = of(x);
-        assert!(
-            (values[17] - f64::from(value)).abs() <= within,
-            "{values:?}"
-        );
-        assert!(
-            values
-                .iter()
-                .enumerate()
-                .all(|(i, value)| i == 17 || *value == 0.0)
-        );
-    }
-    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38] {
-        let mut x = [1.0; 32];
-        x[3] = value;
-        assert!(!of(x)[3].is_finite(), "{value}");
+    // Levels of iq4_nl leave out zero: what is none becomes a hundredth of the largest element.
+    for (element, most) in [(ElementType::Q4_0, 0.0), (ElementType::Iq4Nl, 0.01)] {
+        let of = |x: [f32; 32]| {
+            let stored: Vec<Vec<u8>> = levels()
+                .into_iter()
+                .map(|level| {
+                    let mut bytes = vec![0; 18];
+                    cpu(level, 1).store_rows(element, &mut bytes, &x);
+                    bytes
+                })
+                .collect();
+            assert!(stored.iter().all(|bytes| *bytes == stored[0]), "{x:?}");
+            support::dequantize(element.name().parse().expect("a type"), &stored[0])
+        };
+        assert!(of([0.0; 32]).iter().all(|value| *value == 0.0));
+        for (value, within) in [(3e-5, 1e-6), (60_000.0, 60.0), (-60_000.0, 60.0)] {
+            let mut x = [0.0; 32];
+            x[17] = value;
+            let values = of(x);
+            let within = within + 0.2 * most * f64::from(value.abs());
+            assert!(
+                (values[17] - f64::from(value)).abs() <= within,
+                "{values:?}"
+            );
+            let most = most * f64::from(value.abs());
+            let rest = values.iter().enumerate();
+            assert!(rest.filter(|(i, _)| *i != 17).all(|(_, x)| x.abs() <= most));
+        }
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38] {
+            let mut x = [1.0; 32];
+            x[3] = value;
+            // Whatever is multiplied with them: an infinite score would hide a row, or all others.
+            assert!(of(x).iter().all(|x| x.is_nan()), "{element}: {value}");
+        }
     }
 }
 

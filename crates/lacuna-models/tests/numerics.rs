@@ -13,11 +13,11 @@ use ring::digest::{Context, SHA256};
 use runner::Runner;
 
 /// The version that the digests are of.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Models and the start of a digest of their KV and logits: rows and quantized weights, windows, latent rows,
 /// experts, states alone and beside rows; rows of fewer bits.
-const DIGESTS: [(&str, ElementType, &str); 12] = [
+const DIGESTS: [(&str, ElementType, &str); 13] = [
     ("qwen3/model.gguf", ElementType::F16, "00303bfb0826ad85"),
     (
         "qwen3-types/Q4_K_M.gguf",
@@ -65,7 +65,8 @@ const DIGESTS: [(&str, ElementType, &str); 12] = [
         "dd8a60bd29649b34",
     ),
     (DEMO, ElementType::Q8_0, "1a3bbff883059b06"),
-    (DEMO, ElementType::Q4_0, "72851b9675737ca9"),
+    (DEMO, ElementType::Q4_0, "2942cfb09eda2050"),
+    (DEMO, ElementType::Iq4Nl, "7c19731b9471794d"),
 ];
 
 /// Whose heads are whole blocks.

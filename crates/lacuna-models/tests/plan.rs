@@ -358,7 +358,7 @@ fn smaller_elements_are_proposed_where_they_are_enough() {
     };
     let keys_finer = KvElements {
         key: ElementType::Q8_0,
-        value: ElementType::Q4_0,
+        value: ElementType::Iq4Nl,
     };
     for enough in [F16, keys_finer] {
         let bytes = full(enough, Some(4 << 30)).1.full().bytes();

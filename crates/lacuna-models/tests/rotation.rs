@@ -14,7 +14,7 @@ use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment, demo};
 use runner::{Runner, TOKENS};
 
-const BLOCKS: [ElementType; 2] = [ElementType::Q8_0, ElementType::Q4_0];
+const BLOCKS: [ElementType; 3] = [ElementType::Q8_0, ElementType::Q4_0, ElementType::Iq4Nl];
 
 fn runner(element: ElementType, threads: usize) -> Runner {
     let model = Model::load(demo()).expect("the demo model loads");
@@ -147,7 +147,11 @@ fn distance(found: &[f32], exact: &[f32]) -> f32 {
 fn queries_and_what_is_attended_to_are_transformed_as_well() {
     let tokens = tokens(100);
     let exact = runner(ElementType::F32, 1).logits(&tokens);
-    for (element, most) in [(ElementType::Q8_0, 0.02), (ElementType::Q4_0, 0.2)] {
+    for (element, most) in [
+        (ElementType::Q8_0, 0.02),
+        (ElementType::Q4_0, 0.2),
+        (ElementType::Iq4Nl, 0.2),
+    ] {
         let found = runner(element, 1).logits(&tokens);
         let distance = distance(&found, &exact);
         assert!(distance > 0.0 && distance < most, "{element}: {distance}");

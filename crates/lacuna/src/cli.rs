@@ -599,7 +599,7 @@ for is `run`; `serve` is --sequences 32 --batch 256, its --max-running and --max
 
 Examples:
   lacuna plan model.gguf --ctx 32768
-  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=iq4_nl --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan model.gguf --ctx 4096 --budget 1200MB --disk-rate 2GB --memory-rate 25GB
   lacuna plan qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --budget 6GiB

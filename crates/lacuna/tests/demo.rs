@@ -218,6 +218,7 @@ fn cached_rows_in_fewer_bits_predict_almost_as_well() {
         ("bf16", 0.005),
         ("q8_0", 0.001),
         ("q4_0", 0.02),
+        ("iq4_nl", 0.02),
     ] {
         let error = (of(kv_type) / f16 - 1.0).abs();
         assert!(error < most, "{kv_type}: {error}");

@@ -51,7 +51,8 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),
         arithmetic: match (cpu.precision(), element) {
             // Scores of keys in integers are products of bytes, and what they weigh is in f32.
-            (MatmulPrecision::F32, _) | (_, ElementType::Q8_0) => Limit::F32,
+            (MatmulPrecision::F32, _)
+            | (_, ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl) => Limit::F32,
             (MatmulPrecision::Bf16, _) => Limit::Bf16,
         },
         from_memory: true,

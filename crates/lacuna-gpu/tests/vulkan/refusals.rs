@@ -48,6 +48,7 @@ fn kv_memory_that_it_cannot_compute_over_is_refused() {
         ("paged", f16),
         ("sparse:head-major", f16),
         ("sparse", KvElements::both(ElementType::Q4_0)),
+        ("sparse", KvElements::both(ElementType::Iq4Nl)),
     ] {
         let error = refusal("demo", elements, policy);
         assert!(

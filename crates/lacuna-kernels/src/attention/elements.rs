@@ -1,6 +1,7 @@
 //! How elements are stored, two chunks at a time.
 
 use crate::element::ElementType;
+use crate::quantized::codebooks::{CENTRED, LEVELS};
 use crate::simd::{LANES, Simd, padded};
 
 /// Thirty-two elements, which may be stored as integers in units of their own.
@@ -85,20 +86,42 @@ pair!(Q8_0, 34, Some(0), |s, block| {
     [s.load_i8(&half[0]), s.load_i8(&half[1])]
 });
 pair!(Q4_0, 18, Some(0), |s, block| {
-    let nibbles = block[2..].as_chunks::<LANES>().0;
-    s.load_nibbles(&nibbles[0])
+    s.load_named(&CENTRED, &block[2..].as_chunks().0[0])
+});
+pair!(Iq4Nl, 18, Some(0), |s, block| {
+    s.load_named(&LEVELS, &block[2..].as_chunks().0[0])
 });
 
-/// Evaluates an expression with the [`Pair`] of an [`ElementType`](crate::ElementType); `q8_0` may have
-/// one of its own.
+/// What nibbles stand for, of elements that are stored as nibbles.
+pub(super) fn named(element: ElementType) -> Option<&'static [i8; 16]> {
+    match element {
+        ElementType::F32 | ElementType::F16 | ElementType::Bf16 | ElementType::Q8_0 => None,
+        ElementType::Q4_0 => Some(&CENTRED),
+        ElementType::Iq4Nl => Some(&LEVELS),
+    }
+}
+
+/// Evaluates an expression with the [`Pair`] of an [`ElementType`](crate::ElementType); `integers` may have
+/// one of their own.
 macro_rules! with_element {
     ($element:expr, |$E:ident| $body:expr) => {
-        with_element!($element, |$E| $body, q8_0: {
-            type $E = $crate::attention::elements::Q8_0;
-            $body
-        })
+        match $element {
+            $crate::element::ElementType::Q8_0 => {
+                type $E = $crate::attention::elements::Q8_0;
+                $body
+            }
+            $crate::element::ElementType::Q4_0 => {
+                type $E = $crate::attention::elements::Q4_0;
+                $body
+            }
+            $crate::element::ElementType::Iq4Nl => {
+                type $E = $crate::attention::elements::Iq4Nl;
+                $body
+            }
+            other => with_element!(other, |$E| $body, integers: unreachable!("they are above")),
+        }
     };
-    ($element:expr, |$E:ident| $body:expr, q8_0: $other:expr) => {
+    ($element:expr, |$E:ident| $body:expr, integers: $other:expr) => {
         match $element {
             $crate::element::ElementType::F32 => {
                 type $E = $crate::attention::elements::F32;
@@ -112,11 +135,9 @@ macro_rules! with_element {
                 type $E = $crate::attention::elements::Bf16;
                 $body
             }
-            $crate::element::ElementType::Q4_0 => {
-                type $E = $crate::attention::elements::Q4_0;
-                $body
-            }
-            $crate::element::ElementType::Q8_0 => $other,
+            $crate::element::ElementType::Q8_0
+            | $crate::element::ElementType::Q4_0
+            | $crate::element::ElementType::Iq4Nl => $other,
         }
     };
 }

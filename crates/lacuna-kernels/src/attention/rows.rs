@@ -7,9 +7,10 @@ use half::f16;
 use super::PARTITION;
 use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
-use super::elements::{Pair, with_element};
+use super::elements::{Pair, named, with_element};
+use crate::activations::BLOCK;
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, each};
 use crate::tile::Tile;
 use crate::view::View;
 
@@ -112,7 +113,7 @@ impl<A: Arithmetic> CopyKeys<'_, '_, A> {
     }
 }
 
-/// Copies q8_0 keys as words that [`Simd::dot4`] takes for weights.
+/// Copies keys that are integers as words that [`Simd::dot4`] takes for weights.
 pub(super) struct CopyIntegerKeys<'a, 'b> {
     pub(super) keys: Head<'a>,
     /// Vectors of a head, each of the words of two blocks.
@@ -131,7 +132,17 @@ impl Kernel for CopyIntegerKeys<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        const BYTES: usize = ElementType::Q8_0.block_bytes();
+        match named(self.keys.view.layout().element) {
+            None => self.copy::<S, { ElementType::Q8_0.block_bytes() }>(s, None),
+            named => self.copy::<S, { ElementType::Q4_0.block_bytes() }>(s, named),
+        }
+    }
+}
+
+impl CopyIntegerKeys<'_, '_> {
+    /// Of blocks of `BYTES` bytes: see [`integers`].
+    #[inline(always)]
+    fn copy<S: Simd, const BYTES: usize>(self, s: S, named: Option<&[i8; 16]>) {
         let rows = self.out.chunks_exact_mut(self.steps);
         for (row, (head, out)) in self
             .keys
@@ -145,13 +156,27 @@ impl Kernel for CopyIntegerKeys<'_, '_> {
                 self.ahead.fetch::<S, 2>(s);
                 // Of an odd number of blocks the last one twice.
                 let two = [&blocks[0], &blocks[blocks.len() - 1]];
-                let words = two.map(|block| block[2..].first_chunk().expect("32 elements"));
-                s.store(s.bits_to_f32(s.weights(s.u_halves(words), 0)), out);
+                let two: [_; 2] = each!([0; BLOCK], |i| integers(s, named, two[i]));
+                let words = s.weights(s.u_halves([&two[0], &two[1]]), 0);
+                s.store(s.bits_to_f32(words), out);
                 for (block, units) in blocks.iter().zip(&mut self.units[2 * step..]) {
                     units[row] = f16::from_le_bytes([block[0], block[1]]).to_f32();
                 }
             }
         }
+    }
+}
+
+/// The integers of a block, which its unit, two bytes, comes before: bytes, or what nibbles name.
+#[inline(always)]
+pub(super) fn integers<S: Simd, const BYTES: usize>(
+    s: S,
+    named: Option<&[i8; 16]>,
+    block: &[u8; BYTES],
+) -> [u8; BLOCK] {
+    match named {
+        None => block[2..].as_chunks().0[0],
+        Some(named) => s.named(named, &block[2..].as_chunks().0[0]),
     }
 }
 

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use super::arithmetic::Arithmetic;
 use super::elements::Pair;
-use super::scores::together;
 use super::softmax::keep;
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS, Sight};
@@ -123,13 +122,13 @@ impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
                 while first < queries.end {
                     // Not a constant range: a loop over rows that is unrolled runs out of registers.
                     let rows = earliest.clone();
-                    match (queries.end - first, S::REGISTERS) {
-                        (4.., Registers::Many) => tile.add::<S, 4>(s, first, rows),
-                        (3, Registers::Many) => tile.add::<S, 3>(s, first, rows),
-                        (2.., _) => tile.add::<S, 2>(s, first, rows),
+                    match queries.end - first {
+                        4.. => tile.add::<S, 4>(s, first, rows),
+                        3 => tile.add::<S, 3>(s, first, rows),
+                        2 => tile.add::<S, 2>(s, first, rows),
                         _ => tile.add::<S, 1>(s, first, rows),
                     }
-                    first += together(queries.end - first, S::REGISTERS);
+                    first += 4;
                 }
             }
         }
@@ -175,18 +174,22 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
         while pair < pairs {
             let left = pairs - pair;
             if many && T <= 2 && left >= 4 {
-                pair += self.pairs::<S, T, 4, 8>(s, first, pair, &rows);
+                pair += self.pairs::<S, T, 4, 8, 0>(s, first, pair, &rows);
             } else if many && T > 2 && left >= 2 {
-                pair += self.pairs::<S, T, 2, 4>(s, first, pair, &rows);
+                pair += self.pairs::<S, T, 2, 4, 0>(s, first, pair, &rows);
+            } else if many || T <= 2 {
+                pair += self.pairs::<S, T, 1, 2, 0>(s, first, pair, &rows);
             } else {
-                pair += self.pairs::<S, T, 1, 2>(s, first, pair, &rows);
+                // Sums of whole pairs would take all registers. Half of each value is left out, not converted twice.
+                self.pairs::<S, T, 1, 1, 0>(s, first, pair, &rows);
+                pair += self.pairs::<S, T, 1, 1, 1>(s, first, pair, &rows);
             }
         }
     }
 
-    /// `P` pairs, which are `C` chunks; returns how many pairs.
+    /// `P` pairs, which are `C` chunks, or of one pair chunk `HALF` alone; returns how many pairs.
     #[inline(always)]
-    fn pairs<S: Simd, const T: usize, const P: usize, const C: usize>(
+    fn pairs<S: Simd, const T: usize, const P: usize, const C: usize, const HALF: usize>(
         &mut self,
         s: S,
         first: usize,
@@ -217,14 +220,16 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
                 }
             }
         }
-        let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
+        let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair + HALF);
         for place in rows.start / A::AT_ONCE..rows.end.div_ceil(A::AT_ONCE) {
             // A row beside another that is not needed is zero, and so is its weight.
             let mut values = [[[s.splat(0.0); 2]; P]; 2];
             for at in 0..A::AT_ONCE {
                 let row = place * A::AT_ONCE + at;
                 if A::AT_ONCE == 1 || rows.contains(&row) {
-                    self.rows.prefetch(s, row, pair * bytes, P * bytes);
+                    if HALF == 0 {
+                        self.rows.prefetch(s, row, pair * bytes, P * bytes);
+                    }
                     let value = &E::split(self.rows.tile.row(row)).0[pair..];
                     let value: &[E::Stored; P] = value.first_chunk().expect("pairs of a head");
                     values[at] = each!([s.splat(0.0); 2], |n| E::in_units(s, &value[n]));
@@ -241,14 +246,16 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
                         false => weights[t][place],
                     };
                     let weight = s.splat(weight);
-                    for half in 0..2 {
-                        let sum = &mut sums[t][2 * n + half];
-                        *sum = self.arithmetic.multiply(s, weight, value[half], *sum);
+                    for half in 0..C / P {
+                        let sum = &mut sums[t][C / P * n + half];
+                        *sum = self
+                            .arithmetic
+                            .multiply(s, weight, value[HALF + half], *sum);
                     }
                 }
             }
         }
-        self.sums.store(s, first, 2 * pair, &sums);
+        self.sums.store(s, first, 2 * pair + HALF, &sums);
         P
     }
 }

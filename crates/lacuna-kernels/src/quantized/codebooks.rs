@@ -3,6 +3,9 @@
 //! Facts of the file format, from `ggml-common.h` (MIT licence, Copyright (c) 2023-2026 The ggml
 //! authors).
 
+/// What the nibbles of [`DType::Q4_0`](crate::DType::Q4_0) stand for.
+pub(crate) const CENTRED: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
+
 /// The levels of [`DType::Iq4Nl`](crate::DType::Iq4Nl) and [`DType::Iq4Xs`](crate::DType::Iq4Xs).
 pub(crate) const LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,

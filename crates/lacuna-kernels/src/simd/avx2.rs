@@ -398,6 +398,22 @@ fn fold_integers_within(a: __m256i, b: __m256i) -> __m256i {
     _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
 }
 
+/// What the low nibbles of sixteen bytes name in a table, then the high ones.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn named(table: &[i8; 16], x: &[u8; 16]) -> __m256i {
+    // SAFETY: 2.
+    let (table, x) = unsafe {
+        (
+            _mm_loadu_si128(table.as_ptr().cast()),
+            _mm_loadu_si128(x.as_ptr().cast()),
+        )
+    };
+    let nibbles = _mm256_set_m128i(_mm_srli_epi16::<4>(x), x);
+    let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles)
+}
+
 /// Thirty-two signed bytes as 16-bit numbers.
 ///
 /// # Safety
@@ -619,20 +635,30 @@ impl<B: Bytes> Simd for Avx2<B> {
     }
 
     #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2] {
+    fn load_named(self, table: &[i8; 16], x: &[u8; 16]) -> [Self::F; 2] {
         // SAFETY: 1, 2.
-        let wide = unsafe {
-            let bytes = _mm_loadu_si128(x.as_ptr().cast());
-            [
-                _mm256_cvtepu8_epi32(bytes),
-                _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes)),
-            ]
-        };
-        let (low, high) = (self.u_and(wide, self.u_splat(15)), self.u_shr(wide, 4));
-        [
-            self.sub(self.i_to_f32(low), self.splat(8.0)),
-            self.sub(self.i_to_f32(high), self.splat(8.0)),
-        ]
+        unsafe {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            let x = _mm_loadu_si128(x.as_ptr().cast());
+            // Each by itself, not as in `named`: callers may leave one out.
+            each!([self.splat(0.0)[0]; 2], |i| {
+                let nibbles = if i == 0 { x } else { _mm_srli_epi16::<4>(x) };
+                let nibbles = _mm_and_si128(nibbles, _mm_set1_epi8(15));
+                let bytes = _mm_shuffle_epi8(table, nibbles);
+                self.i_to_f32([
+                    _mm256_cvtepi8_epi32(bytes),
+                    _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
+                ])
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn named(self, table: &[i8; 16], x: &[u8; 16]) -> [u8; 32] {
+        let mut out = [0; 32];
+        // SAFETY: 1, 2.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), named(table, x)) };
+        out
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use super::amx::Amx;
-use super::avx2::{Avx2, bytes_and_sums};
+use super::avx2::{Avx2, bytes_and_sums, named};
 use super::{Bf16Products, Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::activations::ActivationBlock;
 use crate::tile::Tile;
@@ -261,30 +261,6 @@ unsafe fn load_rows(quarters: [*const u8; 4], j: usize, stride: usize) -> __m512
     }
 }
 
-/// See [`Simd::dot_rows`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-#[inline]
-fn dot_rows<const T: usize>(
-    simd: Avx512Vnni,
-    tile: &Tile<'_>,
-    at: usize,
-    blocks: &[&ActivationBlock<1>; T],
-) -> [__m512i; T] {
-    let start = |t: usize| _mm512_set1_epi32(blocks[t].start[0]);
-    let mut sums: [_; T] = each!(_mm512_setzero_si512(), |t| start(t));
-    for half in 0..2 {
-        let words = simd.columns(tile, at + 16 * half);
-        for g in 0..4 {
-            let word = _mm512_xor_si512(words[g], _mm512_set1_epi8(-128));
-            for t in 0..T {
-                let values = _mm512_set1_epi32(blocks[t].q[0][4 * half + g] as i32);
-                sums[t] = _mm512_dpbusd_epi32(sums[t], word, values);
-            }
-        }
-    }
-    sums
-}
-
 /// See [`Simd::transpose`].
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -394,17 +370,23 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [__m512; 2] {
+    fn load_named(self, table: &[i8; 16], x: &[u8; 16]) -> [__m512; 2] {
         // SAFETY: 1, 2. The permutation looks at the low nibbles of its indices only.
         unsafe {
-            let values = _mm512_setr_ps(
-                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
-                7.0,
-            );
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            let table = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(table));
             let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
             let high = _mm512_srli_epi32::<4>(low);
-            [low, high].map(|index| _mm512_permutexvar_ps(index, values))
+            [low, high].map(|index| _mm512_permutexvar_ps(index, table))
         }
+    }
+
+    #[inline(always)]
+    fn named(self, table: &[i8; 16], x: &[u8; 16]) -> [u8; 32] {
+        let mut out = [0; 32];
+        // SAFETY: 1, 2.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), named(table, x)) };
+        out
     }
 
     #[inline(always)]
@@ -812,8 +794,20 @@ impl Simd for Avx512Vnni {
         at: usize,
         blocks: [&ActivationBlock<1>; T],
     ) -> [__m512i; T] {
-        // SAFETY: 1.
-        unsafe { dot_rows(self, tile, at, &blocks) }
+        // A function with the instructions would be called, and what is in registers stored, where two kernels do.
+        let mut sums = each!(self.u_splat(0), |t| self.u_splat(blocks[t].start[0] as u32));
+        for half in 0..2 {
+            let words = self.columns(tile, at + 16 * half);
+            for g in 0..4 {
+                let word = self.u_xor(words[g], self.u_splat(0x8080_8080));
+                for t in 0..T {
+                    let values = self.u_splat(blocks[t].q[0][4 * half + g]);
+                    // SAFETY: 1.
+                    sums[t] = unsafe { _mm512_dpbusd_epi32(sums[t], word, values) };
+                }
+            }
+        }
+        sums
     }
 
     #[inline(always)]

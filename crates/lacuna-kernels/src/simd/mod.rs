@@ -216,8 +216,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_bf16(self, x: &[u8; 32]) -> Self::F;
     /// Signed bytes.
     fn load_i8(self, x: &[u8; 16]) -> Self::F;
-    /// The low nibbles of bytes, then the high ones, each less 8.
-    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2];
+    /// What the low nibbles of bytes name in a table, then the high ones.
+    fn load_named(self, table: &[i8; 16], x: &[u8; 16]) -> [Self::F; 2];
+    /// The same as bytes.
+    #[inline(always)]
+    fn named(self, table: &[i8; 16], x: &[u8; 16]) -> [u8; 32] {
+        each!(0, |i| {
+            let nibble = x[i % 16] >> (i / 16 * 4) & 15;
+            table[usize::from(nibble)].cast_unsigned()
+        })
+    }
     /// Eight little-endian binary16, then eight more.
     fn load_f16_halves(self, x: [&[u8; 16]; 2]) -> Self::F;
     /// Eight f32 in lanes 0 to 7, and again in lanes 8 to 15.

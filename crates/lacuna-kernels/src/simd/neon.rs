@@ -432,16 +432,29 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2] {
-        // SAFETY: 1.
+    fn load_named(self, table: &[i8; 16], x: &[u8; 16]) -> [Self::F; 2] {
+        // SAFETY: 1, 2.
         unsafe {
-            let x = bytes(x, 0);
-            let less = |x| vsubq_s8(vreinterpretq_s8_u8(x), vdupq_n_s8(8));
+            let (table, x) = (vld1q_s8(table.as_ptr()), bytes(x, 0));
             [
-                from_i8(less(vandq_u8(x, vdupq_n_u8(15)))),
-                from_i8(less(vshrq_n_u8::<4>(x))),
+                from_i8(vqtbl1q_s8(table, vandq_u8(x, vdupq_n_u8(15)))),
+                from_i8(vqtbl1q_s8(table, vshrq_n_u8::<4>(x))),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn named(self, table: &[i8; 16], x: &[u8; 16]) -> [u8; 32] {
+        let mut out = [0; 32];
+        // SAFETY: 1, 2.
+        unsafe {
+            let (table, x) = (vld1q_s8(table.as_ptr()), bytes(x, 0));
+            let low = vqtbl1q_s8(table, vandq_u8(x, vdupq_n_u8(15)));
+            let high = vqtbl1q_s8(table, vshrq_n_u8::<4>(x));
+            vst1q_u8(out.as_mut_ptr(), vreinterpretq_u8_s8(low));
+            vst1q_u8(out[16..].as_mut_ptr(), vreinterpretq_u8_s8(high));
+        }
+        out
     }
 
     #[inline(always)]

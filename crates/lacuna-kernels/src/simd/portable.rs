@@ -99,10 +99,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [F; 2] {
+    fn load_named(self, table: &[i8; 16], x: &[u8; 16]) -> [F; 2] {
         [
-            map(*x, |x| f32::from(x & 15) - 8.0),
-            map(*x, |x| f32::from(x >> 4) - 8.0),
+            map(*x, |x| f32::from(table[usize::from(x & 15)])),
+            map(*x, |x| f32::from(table[usize::from(x >> 4)])),
         ]
     }
 

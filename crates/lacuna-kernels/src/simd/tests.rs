@@ -54,15 +54,18 @@ impl Inputs {
     #[inline(always)]
     fn loads<S: Simd>(&self, s: S, out: &mut Results) {
         let first = self.floats[0].first_chunk().expect("eight of sixteen");
-        let [low, high] = s.load_nibbles(self.bytes(0));
+        let table: [i8; 16] = each!(0, |i| self.bytes[20 + i].cast_signed());
+        let [low, high] = s.load_named(&table, self.bytes(0));
+        let named = s.named(&table, self.bytes(0)).map(u32::from);
         let halves = s.load_f16_halves([self.bytes(0), self.bytes(40)]);
         out.extend([
             ("load_f32_bytes", floats(s, s.load_f32_bytes(self.bytes(0)))),
             ("load_f16", floats(s, s.load_f16(self.bytes(0)))),
             ("load_bf16", floats(s, s.load_bf16(self.bytes(0)))),
             ("load_i8", floats(s, s.load_i8(self.bytes(0)))),
-            ("load_nibbles, low", floats(s, low)),
-            ("load_nibbles, high", floats(s, high)),
+            ("load_named, low", floats(s, low)),
+            ("load_named, high", floats(s, high)),
+            ("named", named.into()),
             ("load_f16_halves", floats(s, halves)),
             ("load_twice", floats(s, s.load_twice(first))),
             (

@@ -205,7 +205,7 @@ fn weight(dtype: DType, b: &[u8], i: usize) -> f64 {
     }
 }
 
-const LEVELS: [f64; 16] = [
+pub(crate) const LEVELS: [f64; 16] = [
     -127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.,
 ];
 

@@ -15,11 +15,12 @@ const CAPACITY: usize = 400;
 /// Tokens of the sequences that are compared: past a page, a block and a step of every policy.
 const TOKENS: usize = 300;
 
-const ELEMENTS: [(ElementType, ElementType); 5] = [
+const ELEMENTS: [(ElementType, ElementType); 6] = [
     (ElementType::F16, ElementType::F16),
     (ElementType::F32, ElementType::F32),
     (ElementType::Q8_0, ElementType::Q8_0),
     (ElementType::Q8_0, ElementType::Q4_0),
+    (ElementType::Iq4Nl, ElementType::Iq4Nl),
     (ElementType::Bf16, ElementType::F16),
 ];
 

@@ -375,7 +375,8 @@ pub enum Change {
     Batch(usize),
 }
 
-/// What rows may be stored in, the most exact first. Of 4 bits, keys cost real models several times what values do.
+/// What rows may be stored in, the most exact first. Of 4 bits, keys cost real models several times what values do, and
+/// q4_0, which is as large, more than iq4_nl.
 const BY_EXACTNESS: [KvElements; 6] = [
     KvElements::both(ElementType::F32),
     KvElements::both(ElementType::F16),
@@ -383,9 +384,9 @@ const BY_EXACTNESS: [KvElements; 6] = [
     KvElements::both(ElementType::Q8_0),
     KvElements {
         key: ElementType::Q8_0,
-        value: ElementType::Q4_0,
+        value: ElementType::Iq4Nl,
     },
-    KvElements::both(ElementType::Q4_0),
+    KvElements::both(ElementType::Iq4Nl),
 ];
 
 /// Tokens in one pass below which prompts become slow; not proposed below it.

@@ -1,4 +1,4 @@
-//! Dot products of a tile of queries and q8_0 keys, in integers.
+//! Dot products of a tile of queries and keys that are integers, in integers.
 //!
 //! Queries are quantized like activations of a product with a q8_0 matrix, and a dot product takes the same steps:
 //! exact integer sums over 32 elements, scaled and added block by block. Four elements of a key are a word that all

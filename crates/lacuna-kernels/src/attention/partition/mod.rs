@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::elements::with_element;
-use super::integers::{IntegerRows, QuantizeQueries, QueryBlock};
+use super::integers::{IntegerRows, Integers, QuantizeQueries, QueryBlock};
 use super::scores;
 use super::softmax::{Cap, Soften};
 use super::stored::{Next, StoredRows};
@@ -18,6 +18,7 @@ use super::{
     Attention, AttentionShape, PARTITION, PARTITION_CHUNKS, QUERIES, QUERY_CHUNKS, TOKENS_AHEAD,
     Task,
 };
+use crate::activations::BLOCK;
 use crate::element::ElementType;
 use crate::elementwise::activation::SoftCap;
 use crate::simd::{Chunk, Kernel, LANES, Simd, each};
@@ -63,6 +64,8 @@ pub(super) struct Buffers {
     /// The same in integers.
     integers: Box<[QueryBlock]>,
     copy: Box<[u8]>,
+    /// What the nibbles of one head of sixteen rows stand for.
+    named: Box<[Integers]>,
     /// `[queries, PARTITION_CHUNKS]`, or `[PARTITION, queries]` of a tile of columns: scores, then weights.
     scores: Box<[Chunk]>,
     columns: columns::Buffers,
@@ -76,6 +79,7 @@ impl Buffers {
             queries: chunks(QUERY_CHUNKS),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
+            named: vec![Integers::ZERO; AttentionShape::MAX_HEAD_DIM / BLOCK].into_boxed_slice(),
             scores: chunks(QUERIES * PARTITION_CHUNKS),
             columns: columns::Buffers::new(),
         }
@@ -86,12 +90,14 @@ impl Buffers {
             queries,
             integers,
             copy,
+            named,
             scores,
             columns,
         } = self;
         size_of_val(&**queries)
             + size_of_val(&**integers)
             + size_of_val(&**copy)
+            + size_of_val(&**named)
             + size_of_val(&**scores)
             + columns.bytes()
     }
@@ -303,7 +309,7 @@ impl<'b> Partition<'_, 'b> {
                 scores: &mut buffers.scores,
                 element: PhantomData,
             }),
-            q8_0: unreachable!("scores of q8_0 keys are computed in integers")
+            integers: unreachable!("their scores are sums of integers")
         );
     }
 
@@ -315,6 +321,7 @@ impl<'b> Partition<'_, 'b> {
         s.vectorize(IntegerRows {
             rows,
             copy: &mut buffers.copy,
+            named: &mut buffers.named,
             queries: &buffers.integers[..count],
             scores: &mut buffers.scores,
         });

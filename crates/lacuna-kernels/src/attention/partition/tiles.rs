@@ -160,7 +160,7 @@ impl Partition<'_, '_> {
                     scores: &mut buffers.scores[before..],
                     element: PhantomData,
                 }),
-                q8_0: unreachable!("scores of q8_0 keys are computed in integers")
+                integers: unreachable!("their scores are sums of integers")
             );
         }
     }
