@@ -93,7 +93,7 @@ pair!(Iq4Nl, 18, Some(0), |s, block| {
 });
 
 /// What nibbles stand for, of elements that are stored as nibbles.
-pub(super) fn named(element: ElementType) -> Option<&'static [i8; 16]> {
+pub(super) fn table(element: ElementType) -> Option<&'static [i8; 16]> {
     match element {
         ElementType::F32 | ElementType::F16 | ElementType::Bf16 | ElementType::Q8_0 => None,
         ElementType::Q4_0 => Some(&CENTRED),

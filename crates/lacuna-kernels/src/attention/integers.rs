@@ -6,8 +6,7 @@
 //! This takes keys as they are stored, nibbles made bytes sixteen rows at a time: best for few queries;
 //! [`columns`](super::columns) come to the same sums.
 
-use super::elements::named;
-use super::rows::integers;
+use super::elements::table;
 use super::scores::together;
 use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS};
@@ -62,7 +61,7 @@ impl Kernel for IntegerRows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match named(self.rows.view.layout().element) {
+        match table(self.rows.view.layout().element) {
             None => self.scores::<S, false>(s, &[0; 16]),
             Some(table) => self.scores::<S, true>(s, table),
         }
@@ -95,9 +94,7 @@ impl IntegerRows<'_> {
                         (4.., Registers::Many) => {
                             some::<S, NIBBLES, 4>(s, &keys, queries, blocks, scores)
                         }
-                        (3, Registers::Many) => {
-                            some::<S, NIBBLES, 3>(s, &keys, queries, blocks, scores)
-                        }
+                        (3, _) => some::<S, NIBBLES, 3>(s, &keys, queries, blocks, scores),
                         (2.., _) => some::<S, NIBBLES, 2>(s, &keys, queries, blocks, scores),
                         _ => some::<S, NIBBLES, 1>(s, &keys, queries, blocks, scores),
                     }
@@ -126,7 +123,7 @@ fn name<S: Simd>(s: S, table: &[i8; 16], keys: &HeadTile<'_>, out: &mut [Integer
         keys.prefetch(s, row, 0, keys.tile.row_bytes());
         let blocks = keys.tile.row(row).as_chunks::<BYTES>().0;
         for (block, out) in blocks.iter().zip(&mut *out) {
-            out.0[row] = integers(s, Some(table), block);
+            out.0[row] = s.named(table, &block[2..].as_chunks().0[0]);
         }
     }
 }

@@ -7,7 +7,7 @@ use half::f16;
 use super::PARTITION;
 use super::ahead::Ahead;
 use super::arithmetic::Arithmetic;
-use super::elements::{Pair, named, with_element};
+use super::elements::{Pair, table, with_element};
 use crate::activations::BLOCK;
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Simd, each};
@@ -132,9 +132,9 @@ impl Kernel for CopyIntegerKeys<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match named(self.keys.view.layout().element) {
+        match table(self.keys.view.layout().element) {
             None => self.copy::<S, { ElementType::Q8_0.block_bytes() }>(s, None),
-            named => self.copy::<S, { ElementType::Q4_0.block_bytes() }>(s, named),
+            table => self.copy::<S, { ElementType::Q4_0.block_bytes() }>(s, table),
         }
     }
 }
@@ -142,7 +142,7 @@ impl Kernel for CopyIntegerKeys<'_, '_> {
 impl CopyIntegerKeys<'_, '_> {
     /// Of blocks of `BYTES` bytes: see [`integers`].
     #[inline(always)]
-    fn copy<S: Simd, const BYTES: usize>(self, s: S, named: Option<&[i8; 16]>) {
+    fn copy<S: Simd, const BYTES: usize>(self, s: S, table: Option<&[i8; 16]>) {
         let rows = self.out.chunks_exact_mut(self.steps);
         for (row, (head, out)) in self
             .keys
@@ -156,7 +156,7 @@ impl CopyIntegerKeys<'_, '_> {
                 self.ahead.fetch::<S, 2>(s);
                 // Of an odd number of blocks the last one twice.
                 let two = [&blocks[0], &blocks[blocks.len() - 1]];
-                let two: [_; 2] = each!([0; BLOCK], |i| integers(s, named, two[i]));
+                let two: [_; 2] = each!([0; BLOCK], |i| integers(s, table, two[i]));
                 let words = s.weights(s.u_halves([&two[0], &two[1]]), 0);
                 s.store(s.bits_to_f32(words), out);
                 for (block, units) in blocks.iter().zip(&mut self.units[2 * step..]) {
@@ -167,16 +167,16 @@ impl CopyIntegerKeys<'_, '_> {
     }
 }
 
-/// The integers of a block, which its unit, two bytes, comes before: bytes, or what nibbles name.
+/// The integers of a block, which its unit, two bytes, comes before: bytes, or what nibbles name in a table.
 #[inline(always)]
-pub(super) fn integers<S: Simd, const BYTES: usize>(
+fn integers<S: Simd, const BYTES: usize>(
     s: S,
-    named: Option<&[i8; 16]>,
+    table: Option<&[i8; 16]>,
     block: &[u8; BYTES],
 ) -> [u8; BLOCK] {
-    match named {
+    match table {
         None => block[2..].as_chunks().0[0],
-        Some(named) => s.named(named, &block[2..].as_chunks().0[0]),
+        Some(table) => s.named(table, &block[2..].as_chunks().0[0]),
     }
 }
 

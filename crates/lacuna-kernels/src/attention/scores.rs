@@ -62,6 +62,7 @@ impl<E: Pair, A: Arithmetic> Kernel for Rows<'_, E, A> {
                         (4.., true) => some.scores::<S, 4, GROUP>(s),
                         (3, true) => some.scores::<S, 3, GROUP>(s),
                         (2.., true) => some.scores::<S, 2, GROUP>(s),
+                        (3, false) => some.scores::<S, 3, 1>(s),
                         (2.., false) => some.scores::<S, 2, FEW_ROWS>(s),
                         _ => some.scores::<S, 1, GROUP>(s),
                     }
@@ -74,10 +75,12 @@ impl<E: Pair, A: Arithmetic> Kernel for Rows<'_, E, A> {
 
 /// How many of so many queries go through rows as they are stored together.
 pub(super) fn together(queries: usize, registers: Registers) -> usize {
-    queries.min(match registers {
-        Registers::Few => 2,
-        Registers::Many => 4,
-    })
+    match (queries, registers) {
+        // Rather than two and one, though a row has to do without another beside it. Four are no faster than two and two.
+        (3, Registers::Few) => 3,
+        (_, Registers::Few) => queries.min(2),
+        (_, Registers::Many) => queries.min(4),
+    }
 }
 
 /// Some queries of a head and sixteen of its rows.
