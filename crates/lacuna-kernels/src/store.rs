@@ -240,8 +240,11 @@ fn iq4_nl_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 18]) {
         let (bytes, inverse) = stored_scale(s, iq4_nl_scale(s, x));
         out[..2].copy_from_slice(&bytes);
         // What is no number becomes -127: no byte may be made of it.
-        let limited = |x| at_most(s, s.max(s.mul(x, s.splat(inverse)), s.splat(-127.0)), 127.0);
-        let x = to_signed_bytes(s, [limited(x[0]), limited(x[1])]);
+        let x = each!(x[0], |i| {
+            let x = s.mul(x[i], s.splat(inverse));
+            at_most(s, s.max(x, s.splat(-127.0)), 127.0)
+        });
+        let x = to_signed_bytes(s, x);
         let codes = climb(&x, &MIDDLES, 0, &[1; _]);
         let (low, high) = codes.split_at(BLOCK / 2);
         for ((out, low), high) in out[2..].iter_mut().zip(low).zip(high) {
@@ -260,23 +263,24 @@ fn iq4_nl_scale<S: Simd>(s: S, x: [S::F; 2]) -> f32 {
     let inverse = s.splat(127.0 / extreme);
     let x = to_signed_bytes(s, each!(x[0], |i| s.mul(x[i], inverse)));
     let negated: [i8; BLOCK] = each!(0, |i| -x[i]);
-    let (mut best, mut scale) = (0.0, 0.0);
+    let (mut product, mut square) = (0.0, 1.0);
     for (extreme, middles) in IQ4_NL_EXTREMES.into_iter().zip(&SCALED_MIDDLES) {
         let x = if extreme < 0 { &negated } else { &x };
         let levels = climb(x, middles, LEVELS[0], &STEPS);
-        let (mut product, mut square) = (0, 0);
-        for (level, x) in levels.into_iter().zip(x) {
-            product += i32::from(level) * i32::from(*x);
-            square += i32::from(level) * i32::from(level);
+        let (mut with_x, mut with_levels) = (0, 0);
+        for i in 0..BLOCK {
+            let level = i16::from(levels[i]);
+            with_x += i32::from(level * i16::from(x[i]));
+            with_levels += i32::from(level * level);
         }
-        let (product, square) = (product as f32, square as f32);
-        let explained = product * product / square;
-        if explained > best {
-            best = explained;
-            scale = product / square * f32::from(extreme.signum());
+        let (with_x, with_levels) = (with_x as f32, with_levels as f32);
+        // Whether `p^2 / n` is larger, without dividing.
+        if with_x * with_x * square > product * product * with_levels {
+            product = with_x * f32::from(extreme.signum());
+            square = with_levels;
         }
     }
-    scale * (extreme / 127.0)
+    product / square * (extreme / 127.0)
 }
 
 /// Of each byte: `first` and the steps over all middles that it is above.
@@ -287,13 +291,14 @@ fn climb<const N: usize>(
     first: i8,
     steps: &[i8; N],
 ) -> [i8; BLOCK] {
-    let mut climbed = [first; BLOCK];
-    for (middle, step) in middles.iter().zip(steps) {
-        for (climbed, x) in climbed.iter_mut().zip(x) {
-            *climbed += if x > middle { *step } else { 0 };
+    // Element by element, so that the compiler keeps as many as a register has in one.
+    each!(0, |i| {
+        let mut climbed = first;
+        for n in 0..N {
+            climbed += if x[i] > middles[n] { steps[n] } else { 0 };
         }
-    }
-    climbed
+        climbed
+    })
 }
 
 /// See [`Simd::to_bytes`].
