@@ -236,9 +236,9 @@ fn rows(output: &Output) -> (Value, Vec<Value>) {
 fn every_kernel_has_figures_that_fit_together() {
     let output = kernels(&["--tokens", "1,20", "--depth", "64", "--json"]);
     let (report, rows) = rows(&output);
-    // Twenty-three types with two matrices at both numbers of tokens, and a vocabulary for one token; five
+    // Twenty-three types with two matrices at both numbers of tokens, and a vocabulary for one token; six
     // types of cached rows, of heads and latent ones; those of an encoder; four kernels without types; the barrier.
-    assert_eq!(rows.len(), 23 * (2 * 2 + 1) + 2 * 5 * 2 + 1 + 4 * 2 + 1);
+    assert_eq!(rows.len(), 23 * (2 * 2 + 1) + 2 * 6 * 2 + 1 + 4 * 2 + 1);
     for row in &rows {
         assert!(number(row, "/time_us") >= 0.0, "{row}");
         if row["kernel"] != "matmul" {
