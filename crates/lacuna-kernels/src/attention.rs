@@ -41,7 +41,6 @@ use crate::simd::amx::Amx;
 use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
-use elements::has_units;
 pub use mask::Mask;
 use mask::Sight;
 use partition::{Loaded, Partition};
@@ -311,7 +310,7 @@ impl Attention<'_> {
 
     /// Whether scores are sums of integers.
     fn integer_keys(&self) -> bool {
-        has_units(self.k.layout().element)
+        self.k.layout().element.is_in_units()
     }
 
     /// How numbers are multiplied by AMX, if they are: rounded, at a level that has it.

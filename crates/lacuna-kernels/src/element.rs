@@ -55,6 +55,11 @@ impl ElementType {
         }
     }
 
+    /// Whether elements are whole multiples of a unit of their block: what is multiplied with keys of them is summed in integers.
+    pub const fn is_in_units(self) -> bool {
+        self.block_len() > 1
+    }
+
     /// Bytes of `width` consecutive elements; a part of a block takes a whole one.
     pub const fn bytes(self, width: usize) -> usize {
         width.div_ceil(self.block_len()) * self.block_bytes()

@@ -182,9 +182,8 @@ fn q4_0_codes<S: Simd>(s: S, x: S::F, inverse: f32) -> S::F {
     at_most(s, s.max(whole, s.splat(-8.0)), 7.0)
 }
 
-/// What a block's largest element becomes in the scales that are tried for IQ4_NL: the best for normally distributed
-/// elements, then what helps most beside those before it. The first leaves 0.0060 of the squares of elements, all six
-/// 0.0055, and more of them hardly less.
+/// What a block's largest element becomes in the scales that are tried for IQ4_NL, in the order of what each adds for
+/// normally distributed elements: all six leave 0.91 of the squared error of -127 alone.
 const IQ4_NL_EXTREMES: [i16; 6] = [-130, 115, -121, -136, -109, 121];
 
 /// The middles between [`LEVELS`], rounded down: what is larger is nearer to the upper level.
@@ -218,14 +217,9 @@ const fn middles(times: i32, over: i32) -> [i8; LEVELS.len() - 1] {
     while n < LEVELS.len() - 1 {
         let twice = LEVELS[n] as i32 + LEVELS[n + 1] as i32;
         let middle = (twice * times).div_euclid(2 * over);
-        // No byte is above 127, or not above -128.
-        middles[n] = if middle > 127 {
-            127
-        } else if middle < -128 {
-            -128
-        } else {
-            middle as i8
-        };
+        assert!(middle < 127, "a level that no byte reaches");
+        // All bytes are above -128, as they are above what is less.
+        middles[n] = if middle < -128 { -128 } else { middle as i8 };
         n += 1;
     }
     middles

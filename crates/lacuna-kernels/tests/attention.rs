@@ -294,7 +294,12 @@ fn every_grouping_and_head_dimension_matches_f64() {
             &[1, 3, 8]
         };
         for &group in groups {
-            for element in [ElementType::F16, ElementType::Q8_0, ElementType::Iq4Nl] {
+            for element in [
+                ElementType::F16,
+                ElementType::Q8_0,
+                ElementType::Q4_0,
+                ElementType::Iq4Nl,
+            ] {
                 if element.check_head_dim(head_dim).is_ok() {
                     for (tokens, first) in [(1, 0), (1, 257), (9, 250)] {
                         check([element; 2], &shape(2 * group, 2, head_dim), tokens, first);

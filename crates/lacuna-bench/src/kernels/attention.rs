@@ -49,11 +49,10 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let work = Work {
         bytes: sides * side,
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),
-        arithmetic: match (cpu.precision(), element) {
+        arithmetic: match cpu.precision() {
             // Scores of keys in integers are products of bytes, and what they weigh is in f32.
-            (MatmulPrecision::F32, _)
-            | (_, ElementType::Q8_0 | ElementType::Q4_0 | ElementType::Iq4Nl) => Limit::F32,
-            (MatmulPrecision::Bf16, _) => Limit::Bf16,
+            MatmulPrecision::Bf16 if !element.is_in_units() => Limit::Bf16,
+            _ => Limit::F32,
         },
         from_memory: true,
     };

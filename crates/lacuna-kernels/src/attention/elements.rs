@@ -142,8 +142,3 @@ macro_rules! with_element {
     };
 }
 pub(super) use with_element;
-
-/// Whether elements are stored in units.
-pub(super) fn has_units(element: ElementType) -> bool {
-    with_element!(element, |E| E::UNIT.is_some())
-}

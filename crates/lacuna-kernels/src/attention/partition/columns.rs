@@ -8,7 +8,6 @@ use super::super::columns::{
     IntegerKeys, Keys, MOST_QUERIES, PackColumns, PackIntegerColumns, QueryBlocks, Scored, Scores,
     Seen, Tile, Values, packed_len, tile_queries,
 };
-use super::super::elements::has_units;
 use super::super::rows::{CopyIntegerKeys, CopyKeys, CopyValues, Head};
 use super::super::{Attention, AttentionShape, COLUMN_CHUNKS, PARTITION};
 use super::{Loaded, Partition, Side};
@@ -265,7 +264,7 @@ impl<'b> Partition<'_, 'b> {
                         rows: columns.values.rows(),
                         chunks: shape.value_chunks(),
                         dim: shape.value_dim,
-                        units: match has_units(attention.v.layout().element) {
+                        units: match attention.v.layout().element.is_in_units() {
                             true => &columns.units,
                             false => &[],
                         },
