@@ -30,6 +30,7 @@ LLAMA_SETTINGS = {
     "llama.cpp, flash attention": ["--flash-attention"],
     "llama.cpp, no repack, flash attention": ["--no-repack", "--flash-attention"],
 }
+IK_SETTINGS = {setting.replace("llama.cpp", "ik_llama.cpp"): flags for setting, flags in LLAMA_SETTINGS.items()}
 LACUNA = "Lacuna"
 
 
@@ -38,9 +39,9 @@ def arguments():
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("--lacuna", default=str(HERE.parents[1] / "target/release/lacuna"))
     parser.add_argument("--environment", default=str(HERE / "environment"), help="what `setup` made")
-    parser.add_argument("--engines", default="llama.cpp,openvino", help="others to run")
+    parser.add_argument("--engines", default="llama.cpp,ik_llama.cpp,openvino", help="others to run")
     parser.add_argument("--figures", default="prefill-512,decode-0,decode-4096,batch-8")
-    parser.add_argument("--kv-type", default="f16", help="element type of Lacuna's and llama.cpp's KV cache")
+    parser.add_argument("--kv-type", default="f16", help="element type of the KV cache, of all but OpenVINO")
     parser.add_argument("--generate", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
@@ -106,7 +107,15 @@ def lacuna_with(figure, size, flags, args):
 
 
 def llama_cpp(figure, size, args):
-    common = ["llama_cpp_engine.py", args.model, "--threads", str(args.threads)]
+    return like_llama_cpp("llama_cpp_engine.py", LLAMA_SETTINGS, figure, size, args)
+
+
+def ik_llama_cpp(figure, size, args):
+    return like_llama_cpp("ik_llama_cpp_engine.py", IK_SETTINGS, figure, size, args)
+
+
+def like_llama_cpp(engine, settings, figure, size, args):
+    common = [engine, args.model, "--threads", str(args.threads)]
     common += ["--kv-type", args.kv_type]
     common += {
         "prefill": ["--prompt", str(size), "--generate", "0"],
@@ -117,25 +126,29 @@ def llama_cpp(figure, size, args):
         "prefill": "prefill_tokens_per_second",
         "chats": "generated_tokens_per_second_with_prompts",
     }.get(figure, "decode_tokens_per_second")
-    # It takes quantized values with flash attention only.
+    # They take quantized values with flash attention only.
     needed = {"--flash-attention"} if args.kv_type.startswith(("q", "iq")) else set()
-    settings = {setting: flags for setting, flags in LLAMA_SETTINGS.items() if needed <= set(flags)}
+    settings = {setting: flags for setting, flags in settings.items() if needed <= set(flags)}
     return {setting: run(common + flags, args)[name] for setting, flags in settings.items()}
 
 
 def openvino(figure, size, args):
     """It computes every prompt, so an empty context is one of sixteen tokens."""
-    if figure in ("batch", "serve", "chats"):
+    if figure in ("serve", "chats"):
         return {}
-    prompt, generate = (size, 2) if figure == "prefill" else (max(size, 16), args.generate)
+    prompt, generate, sequences = {
+        "prefill": (size, 2, 1),
+        "decode": (max(size, 16), args.generate, 1),
+        "batch": (CHAT_PROMPT, args.generate, size),
+    }[figure]
     command = ["openvino_engine.py", args.model, "--threads", str(args.threads)]
-    command += ["--prompt", str(prompt), "--generate", str(generate)]
+    command += ["--prompt", str(prompt), "--generate", str(generate), "--sequences", str(sequences)]
     command += ["--repeats", "1" if prompt > 1024 else "3"]
     name = "prefill_tokens_per_second" if figure == "prefill" else "decode_tokens_per_second"
     return {"OpenVINO GenAI": run(command, args)[name]}
 
 
-ENGINES = {"llama.cpp": llama_cpp, "openvino": openvino}
+ENGINES = {"llama.cpp": llama_cpp, "ik_llama.cpp": ik_llama_cpp, "openvino": openvino}
 
 
 def measure(args):

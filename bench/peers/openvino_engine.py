@@ -18,6 +18,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=32)
+    parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kv-type", choices=["f16", "u8"], default="u8")
     return parser.parse_args()
@@ -37,13 +38,14 @@ def main():
     prefill, decode = [], []
     for repeat in range(args.repeats + 1):
         # New tokens every time: it keeps what it computed for a prompt it has seen.
-        ids = generator.integers(0, 100_000, (1, args.prompt), dtype=numpy.int64)
+        ids = generator.integers(0, 100_000, (args.sequences, args.prompt), dtype=numpy.int64)
         inputs = openvino_genai.TokenizedInputs(
             openvino.Tensor(ids), openvino.Tensor(numpy.ones_like(ids))
         )
         metrics = pipeline.generate(inputs, config).perf_metrics
         if repeat > 0:
             prefill.append(args.prompt * 1000 / metrics.get_ttft().mean)
+            # Of a step of several sequences it counts its share for each token, prompts apart.
             decode.append(1000 / metrics.get_tpot().mean)
     print(json.dumps({
         "prefill_tokens_per_second": statistics.median(prefill),

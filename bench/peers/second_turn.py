@@ -128,11 +128,11 @@ def as_llama(args):
     """In a process of its own, with the environment that has llama.cpp."""
     from llama_cpp import llama_cpp as llama
 
-    from llama_cpp_engine import Engine
+    from llama_cpp_engine import LlamaCpp
 
     partial_only = 1
     size = args.tokens + 4 * (REPLY_TOKENS + MESSAGE_TOKENS)
-    engine = Engine(argparse.Namespace(
+    engine = LlamaCpp(argparse.Namespace(
         model=args.model, no_repack=False, prompt=size, depth=0, generate=0, sequences=1,
         threads=args.threads, flash_attention=True, kv_type="f16"))
 
