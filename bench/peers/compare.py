@@ -59,7 +59,9 @@ def lacuna_settings():
 def output(command):
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+        missing = "ModuleNotFoundError" in result.stderr
+        advice = "\n`bench/peers/setup` installs what is missing; `--engines` leaves engines out." if missing else ""
+        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}{advice}")
     return result.stdout
 
 

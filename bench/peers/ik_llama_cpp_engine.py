@@ -12,16 +12,10 @@ class IkLlamaCpp(llama_measuring.Engine):
         # Rows are interleaved while loading, in memory of its own.
         model.repack_tensors = not args.no_repack
         model.use_mmap = args.no_repack
-        model.n_gpu_layers = 0
         model.flash_attn = args.flash_attention
-        model = llama.llama_model_load_from_file(args.model.encode(), model)
-        assert model, f"ik_llama.cpp cannot load {args.model}"
         context = llama.llama_context_default_params()
-        llama_measuring.context_settings(context, args)
         context.flash_attn = args.flash_attention
-        context = llama.llama_init_from_model(model, context)
-        assert context, "ik_llama.cpp refuses these settings"
-        super().__init__(llama, model, context)
+        super().__init__(llama, args, model, context)
 
     def clear(self):
         llama.llama_kv_cache_clear(self.context)

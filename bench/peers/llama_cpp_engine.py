@@ -15,15 +15,9 @@ class LlamaCpp(llama_measuring.Engine):
         self.quiet = quiet
         model = llama.llama_model_default_params()
         model.use_extra_bufts = not args.no_repack
-        model.n_gpu_layers = 0
-        model = llama.llama_model_load_from_file(args.model.encode(), model)
-        assert model, f"llama.cpp cannot load {args.model}"
         context = llama.llama_context_default_params()
-        llama_measuring.context_settings(context, args)
         context.flash_attn_type = 1 if args.flash_attention else 0
-        context = llama.llama_init_from_model(model, context)
-        assert context, "llama.cpp refuses these settings"
-        super().__init__(llama, model, context)
+        super().__init__(llama, args, model, context)
 
     def clear(self):
         llama.llama_memory_clear(llama.llama_get_memory(self.context), True)

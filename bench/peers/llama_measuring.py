@@ -29,24 +29,24 @@ def arguments():
     return parser.parse_args()
 
 
-def context_settings(context, args):
-    """What both take in the same words."""
-    longest = max(args.prompt, args.depth + args.generate + 1)
-    context.n_ctx = (longest + 256) * args.sequences
-    context.n_batch = context.n_ubatch = MICRO_BATCH
-    context.n_seq_max = args.sequences
-    context.n_threads = context.n_threads_batch = args.threads
-    context.type_k = context.type_v = KV_TYPES[args.kv_type]
-
-
 class Engine:
-    """A context of `llama`, the module of an engine's C functions; each engine says how it loads and clears."""
+    """One context of an engine. `llama` is the module of its C functions; `model` and `context` are its settings, to which
+    what all engines are told in the same words is added. Each engine says how it clears."""
 
-    def __init__(self, llama, model, context):
+    def __init__(self, llama, args, model, context):
+        model.n_gpu_layers = 0
         self.llama = llama
-        self.model = model
-        self.context = context
-        self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+        self.model = llama.llama_model_load_from_file(args.model.encode(), model)
+        assert self.model, f"it cannot load {args.model}"
+        longest = max(args.prompt, args.depth + args.generate + 1)
+        context.n_ctx = (longest + 256) * args.sequences
+        context.n_batch = context.n_ubatch = MICRO_BATCH
+        context.n_seq_max = args.sequences
+        context.n_threads = context.n_threads_batch = args.threads
+        context.type_k = context.type_v = KV_TYPES[args.kv_type]
+        self.context = llama.llama_init_from_model(self.model, context)
+        assert self.context, "it refuses these settings"
+        self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.batch = llama.llama_batch_init(MICRO_BATCH, 0, 1)
         self.random = random.Random(0)
 
@@ -107,4 +107,3 @@ def measure(engine, args):
         "decode_tokens_per_second": statistics.median(decode) if decode else None,
         "generated_tokens_per_second_with_prompts": whole,
     }))
-
