@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::Layer;
+use lacuna_kv::{KvElements, Layer};
 use lacuna_models::Loading;
-use lacuna_models::plan::WeightPlan;
+use lacuna_models::plan::{WeightMode, WeightPlan, WeightSource};
 
 use super::*;
+use crate::Speculation;
 use crate::arbiter::SPARE_PATIENCE;
 use crate::scheduler::tests::demo_model;
 use crate::system::FakeSystem;
