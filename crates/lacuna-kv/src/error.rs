@@ -141,7 +141,7 @@ pub enum KvError {
     },
     /// Layers keep a state, which is that after all tokens and none before.
     #[error(
-        "{requested} tokens are to remain, and layers keep a state which is that after {held}; go back to a checkpoint, or truncate to 0 and compute them again"
+        "{requested} tokens are to remain, and layers keep a state which is that after {held}; go back to a resume point, or truncate to 0 and compute them again"
     )]
     StatePassed {
         /// Tokens that the state comes after.
@@ -152,7 +152,7 @@ pub enum KvError {
     /// A step changed the states of layers and was not accepted whole, so they are those of no accepted
     /// token any more.
     #[error(
-        "a step has changed the layers' states and was not accepted whole; go back to a checkpoint, or truncate to 0 and compute again"
+        "a step has changed the layers' states and was not accepted whole; go back to a resume point, or truncate to 0 and compute again"
     )]
     StateSpent,
     /// A block pool is short of blocks for now. Nothing is wrong with what was asked.

@@ -32,7 +32,7 @@
 //!    |                                   +------------------------------------+
 //! ```
 //!
-//! Copies share its pages, sealed, and so do checkpoints, which keep them. The next step of each makes them
+//! Copies share its pages, sealed, and so do resume points, which keep them. The next step of each makes them
 //! its own again, which copies them for all but the last: one state's bytes, whatever the number of
 //! tokens.
 

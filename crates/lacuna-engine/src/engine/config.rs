@@ -51,7 +51,8 @@ pub struct EngineConfig {
     pub budget: Option<ByteLength>,
     /// Bytes that requests may hold outside the KV cache, from their first byte to their end: bodies,
     /// parsed and tokenized text, and what waits for its turn. `None`: an eighth of the budget, at
-    /// least 2 and at most 64 MiB. Below some 8 MiB, longer conversations are refused.
+    /// least 2 and at most 64 MiB, and what encoding an image takes where the model sees. Below some 8 MiB, longer
+    /// conversations are refused.
     pub request_memory: Option<ByteLength>,
     /// What the budget is held against. Default: the plan.
     pub accounting: Accounting,

@@ -126,7 +126,10 @@ fn a_request_hears_that_there_is_no_state_where_it_would_go_on() {
     assert_eq!(contents(&found), contents(&alone(model, other(8))));
     let found = ask(&service, other(9));
     assert_eq!(contents(&found), contents(&alone(model, other(9))));
-    assert_eq!(found[0].reused, common, "the one before left a checkpoint");
+    assert_eq!(
+        found[0].reused, common,
+        "the one before left a resume point"
+    );
 }
 
 #[test]

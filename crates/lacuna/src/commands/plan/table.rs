@@ -144,7 +144,7 @@ fn kv(out: &mut dyn Write, kv: &Kv) -> io::Result<()> {
     if let Some(points) = &kv.resume_points {
         writeln!(
             out,
-            "  a checkpoint in the prefix cache takes {} and pays from {} on",
+            "  a resume point in the prefix cache takes {} and pays from {} on",
             size(points.bytes),
             count(points.every_tokens, "token")
         )?;
