@@ -32,6 +32,14 @@ impl Engine {
         if self.cpu().precision() != MatmulPrecision::F32 {
             parts.push(("products", self.cpu().precision().name().to_owned()));
         }
+        // Rows of images are what it makes of their pixels, by which they are named. It may lie in a file beside the model's.
+        if let Some(images) = model.images() {
+            let encoder = images.content(Some(folder))?;
+            parts.push((
+                "image encoder",
+                blake3::Hash::from_bytes(encoder).to_string(),
+            ));
+        }
         // A device adds in another order than the processor, and than other devices.
         let device = self.device();
         parts.extend(device.map(|device| ("device", device.name)));

@@ -170,8 +170,14 @@ pub trait Constraint: Send {
 
 /// A constraint that cannot be met or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the output constraint cannot be followed: {0}")]
-pub struct ConstraintError(pub String);
+pub enum ConstraintError {
+    /// Nothing may come next, or it cannot be told what.
+    #[error("the output constraint cannot be followed: {0}")]
+    NotFollowed(String),
+    /// What has been written leads to more states than there is memory for.
+    #[error("the output constraint takes more and more states: {0}")]
+    Memory(#[from] MemoryRefusal),
+}
 
 /// A request that was not taken. Nothing was computed and nothing is held for it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

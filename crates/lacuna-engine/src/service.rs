@@ -437,7 +437,7 @@ const TENDING: Duration = Duration::from_secs(1);
 fn run(shared: &Shared, mut scheduler: Scheduler) {
     let _closed = Closed(shared);
     let mut published: Option<Instant> = None;
-    let mut give_up: Option<Instant> = None;
+    let mut give_up: Option<Option<Instant>> = None;
     let mut stalled = false;
     loop {
         let closing = receive(shared, &mut scheduler, stalled);
@@ -446,8 +446,10 @@ fn run(shared: &Shared, mut scheduler: Scheduler) {
             Some(_) if scheduler.is_idle() => break,
             Some(Grace::Immediate) => scheduler.fail_all(),
             Some(Grace::Finish(after)) => {
-                let until = *give_up.get_or_insert_with(|| Instant::now() + after);
-                if Instant::now() >= until {
+                let now = Instant::now();
+                // A time that clocks do not count to is never over.
+                let until = *give_up.get_or_insert_with(|| now.checked_add(after));
+                if until.is_some_and(|until| now >= until) {
                     scheduler.fail_all();
                 }
             }

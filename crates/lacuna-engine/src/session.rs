@@ -159,7 +159,7 @@ impl Session {
         let kept = self.tokens[..len.min(self.tokens.len())].to_vec();
         let done = self.rewrite(&kept)?;
         // What comes in the places of others is no part of them.
-        self.images.retain(|image| image.positions.start < len);
+        self.images.retain(|image| image.positions.end <= len);
         Ok(done)
     }
 

@@ -5,6 +5,7 @@ pub(crate) mod image_prompt;
 
 pub use image_prompt::ImageTokens;
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use lacuna_kernels::Cpu;
@@ -315,6 +316,14 @@ pub struct ImageProducts {
 }
 
 impl ImageEncoder {
+    /// A hash of every byte of the files that it is in, as [`ModelFiles::content`].
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn content(&self, folder: Option<&Path>) -> io::Result<[u8; 32]> {
+        self.files.content(folder)
+    }
+
     /// Checks and connects the encoder in `files`, which are those of a model or of a projector beside it; `None`
     /// where they have none. Weights stay in their files.
     ///

@@ -248,7 +248,7 @@ impl Writes {
                 Some(last)
                     if message.role == "user" && last.role == "user" && (result || result_last) =>
                 {
-                    last.content = format!("{}\n{}", text_of(last), text_of(&message)).into();
+                    last.content = joined(&last.content, &message.content, "\n");
                 }
                 _ => all.push(message),
             }
@@ -271,14 +271,10 @@ impl Writes {
         match place {
             // A system message comes first or not at all; a question comes after the tools.
             Some(message) if self.system => {
-                message.content = format!("{}\n\n{section}", text_of(message)).into();
+                message.content = joined(&message.content, &section.into(), "\n\n");
             }
-            Some(Message {
-                content: Value::Array(parts),
-                ..
-            }) => parts.insert(0, images::text(format!("{section}\n\n"))),
             Some(message) => {
-                message.content = format!("{section}\n\n{}", text_of(message)).into();
+                message.content = joined(&section.into(), &message.content, "\n\n");
             }
             None => messages.insert(0, Message::new(role, section)),
         }
@@ -323,9 +319,13 @@ fn leading_systems(messages: &[Message]) -> usize {
 /// The same conversation with its leading system messages as one, a blank line between their texts.
 fn one_system(messages: &[Message]) -> Vec<Message> {
     let (leading, rest) = messages.split_at(leading_systems(messages));
-    let texts: Vec<&str> = leading.iter().map(text_of).collect();
-    let one = Message::new("system", texts.join("\n\n"));
-    std::iter::once(one).chain(rest.iter().cloned()).collect()
+    let contents = leading.iter().map(|message| message.content.clone());
+    let one = contents.reduce(|first, second| joined(&first, &second, "\n\n"));
+    let mut message = Message::new("system", "");
+    message.content = one.unwrap_or_else(|| "".into());
+    std::iter::once(message)
+        .chain(rest.iter().cloned())
+        .collect()
 }
 
 const THOUGHT: &str = "reasoning_content";
@@ -392,6 +392,20 @@ fn one_call_each(messages: &[Message]) -> Vec<Message> {
     all
 }
 
+/// The contents of two messages as that of one, with `between` in between: a text of two, else a list of parts.
+fn joined(first: &Value, second: &Value, between: &str) -> Value {
+    if let (Value::String(first), Value::String(second)) = (first, second) {
+        return format!("{first}{between}{second}").into();
+    }
+    let parts = |content: &Value| match content {
+        Value::Array(parts) => parts.clone(),
+        Value::String(text) => vec![images::text(text.clone())],
+        _ => Vec::new(),
+    };
+    let between = images::text(between.to_owned());
+    Value::Array([parts(first), vec![between], parts(second)].concat())
+}
+
 fn text_of(message: &Message) -> &str {
     message.content.as_str().unwrap_or_default()
 }
@@ -432,6 +446,28 @@ mod tests {
     }
 
     const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+
+    /// What the user says after a result is of the same turn; with an image in it, all of it was lost.
+    #[test]
+    fn an_image_after_a_result_stays_in_the_turn() {
+        let source = "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}\
+            {% else %}{% for p in m.content %}{{ p.text or '<image>' }}{% endfor %}{% endif %}{% endif %}{% endfor %}";
+        let (template, writes) = writes(source);
+        assert!(!writes.results);
+        let mut messages = history();
+        messages.truncate(3);
+        let mut seen = Message::new("user", "");
+        seen.content = json!([{"type": "text", "text": "See"}, {"type": "image"}]);
+        messages.push(seen);
+        let messages = writes.completed(&messages, &[]).into_owned();
+        let chat = Chat {
+            messages: &messages,
+            ..Chat::default()
+        };
+        let text = template.render(&chat).expect("renders");
+        let turn = "<user><tool_response>\nsunny\n</tool_response>\nSee<image>";
+        assert!(text.ends_with(turn), "{text}");
+    }
 
     #[test]
     fn a_template_that_knows_nothing_of_tools_gets_them_as_text() {

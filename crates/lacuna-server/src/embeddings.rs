@@ -88,7 +88,8 @@ const TURN: usize = 32;
 /// A request that is worked on: whether somebody still waits for its reply, and until when.
 struct Wanted {
     client: Weak<()>,
-    until: Instant,
+    /// `None` where that is beyond what clocks count to.
+    until: Option<Instant>,
 }
 
 impl Embeddings {
@@ -292,7 +293,7 @@ impl Embeddings {
         if wanted.client.strong_count() == 0 {
             return Err(ApiError::internal("nobody waits for the reply any more"));
         }
-        if Instant::now() >= wanted.until {
+        if wanted.until.is_some_and(|until| Instant::now() >= until) {
             return Err(ApiError::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "timeout",
@@ -400,7 +401,7 @@ async fn answer(
     let client = Arc::new(());
     let wanted = Wanted {
         client: Arc::downgrade(&client),
-        until: Instant::now() + app.time,
+        until: Instant::now().checked_add(app.time),
     };
     let received = app.intake.bodies.receive(body).await?;
     let place = app.intake.preparation.place().await;

@@ -494,18 +494,23 @@ impl Choice {
         tokenizer: &Tokenizer,
     ) -> Result<Outcome, Failure> {
         let mut complete = false;
-        if self.transcript.takes(tokenizer, token) {
+        let takes = self.transcript.takes(tokenizer, token);
+        if takes {
             if let Some(constraint) = &mut self.constraint
                 && !self.transcript.ends_at(tokenizer, token)
             {
                 constraint.accept(token)?;
                 complete = constraint.is_complete();
             }
+        }
+        let outcome = self.transcript.advance(tokenizer, token, complete);
+        let outcome = outcome.map_err(|error| Failure::Engine(error.to_string()))?;
+        // Only now: a guess that fails is met again, as the token that comes next.
+        if takes {
             self.tokens.push(token);
             self.generated += 1;
         }
-        let outcome = self.transcript.advance(tokenizer, token, complete);
-        outcome.map_err(|error| Failure::Engine(error.to_string()))
+        Ok(outcome)
     }
 }
 

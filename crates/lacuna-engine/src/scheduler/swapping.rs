@@ -358,9 +358,12 @@ impl Scheduler {
         let (Some(away), Some(leader)) = (&mut waiting.away, waiting.choices.front()) else {
             return;
         };
+        // The last piece may have been written after `follow_swaps` looked.
+        let now = self.system.now();
+        self.prefix.leave_after(&mut away.path, 0, now);
         let tokens = &leader.tokens[..away.image.tokens()];
         let groups = self.prefix.rejoin(&mut away.path, tokens);
-        (away.moved, away.since) = (away.image.progress().moved, self.system.now());
+        (away.moved, away.since) = (away.image.progress().moved, now);
         if !self.make_room(bytes) {
             if let Some(away) = &mut self.waiting[index].away {
                 self.prefix

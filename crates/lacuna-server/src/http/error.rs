@@ -9,7 +9,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Failure, MemoryRefusal, Refusal};
+use lacuna_engine::{ConstraintError, Failure, MemoryRefusal, Refusal};
 use lacuna_files::LostFile;
 use lacuna_models::PromptError;
 use lacuna_text::template::TemplateError;
@@ -394,7 +394,11 @@ impl From<Failure> for ApiError {
                 "logits_not_finite",
                 message,
             ),
-            Failure::Constraint(_) => Self {
+            Failure::Constraint(ConstraintError::Memory(refusal)) => Self {
+                message,
+                ..refusal.into()
+            },
+            Failure::Constraint(ConstraintError::NotFollowed(_)) => Self {
                 param: Some("response_format".to_owned()),
                 ..Self::new(StatusCode::BAD_REQUEST, "constraint_failed", message)
             },

@@ -436,6 +436,7 @@ pub(super) fn continued(
     let tokens = tokenizer.encode_within(prompt, special, &app.encode_limits())?;
     let mut request = parameters.request(tokens, None, app.model().recommended_sampling())?;
     request.prefix_namespace = app.sharing.namespace(client, None);
+    request.session = app.session(client, parameters.session.as_deref())?;
     let reader = Reader::new(Some(&request), &[Note::default()], PartReader::none());
     Ok((request, reader))
 }

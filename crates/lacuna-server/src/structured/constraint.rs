@@ -169,11 +169,7 @@ impl Tables {
         if self.least / 2 + counted <= memory.bytes() {
             return Ok(());
         }
-        let grown = memory.resize(self.least / 2 + counted + GROWTH_BYTES);
-        grown.map_err(|refused| {
-            let refused = refused.to_string();
-            ConstraintError(format!("the schema takes more and more states: {refused}"))
-        })
+        Ok(memory.resize(self.least / 2 + counted + GROWTH_BYTES)?)
     }
 }
 
@@ -446,7 +442,7 @@ fn forbid(mask: &SimpleVob, logits: &mut [f32]) -> usize {
 
 /// No token may come next, or following the schema has become too much work.
 fn dead_end() -> ConstraintError {
-    ConstraintError(
+    ConstraintError::NotFollowed(
         "no further token can be told to conform to the schema; make its patterns and bounds simpler"
             .to_owned(),
     )

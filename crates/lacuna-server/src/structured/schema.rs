@@ -7,8 +7,10 @@
 //! holds the objects of a tool's arguments to what is named.
 
 mod closing;
+mod expansion;
 mod impossible;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Map, Value, json};
@@ -97,8 +99,29 @@ const MOST_NESTING: usize = 128;
 const MOST_SCHEMAS: usize = 20_000;
 /// Bytes of the texts and lists in them at most, counted alike.
 const MOST_BYTES: usize = 4 << 20;
+/// Bytes of the places at which schemas stand, as they are written for errors. The names of properties make them long.
+const MOST_PATH_BYTES: usize = 64 << 20;
 /// Alternatives that are compared with each other, to see whether two can hold at once.
 const MOST_COMPARED: usize = 64;
+/// What looking through the schemas of a request may take: some tenths of a second. What is not looked at is taken for
+/// possible, and to overlap.
+const MOST_STEPS: usize = 1 << 20;
+
+/// Whole numbers beyond this, in either direction, are not all numbers of 64 bits with a fraction, which a grammar's are.
+const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// Steps that are left.
+#[derive(Debug)]
+struct Steps(Cell<usize>);
+
+impl Steps {
+    /// Takes so many; `false` where they are not left, from then on.
+    fn take(&self, count: usize) -> bool {
+        let left = self.0.get().checked_sub(count);
+        self.0.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
 
 /// The documents of one request, and what their references point to.
 #[derive(Debug)]
@@ -107,6 +130,8 @@ pub(crate) struct Definitions<'a> {
     documents: usize,
     schemas: usize,
     bytes: usize,
+    path_bytes: usize,
+    steps: Steps,
     ignored: &'a mut Ignored,
 }
 
@@ -135,6 +160,8 @@ impl<'a> Definitions<'a> {
             documents: 0,
             schemas: 0,
             bytes: 0,
+            path_bytes: 0,
+            steps: Steps(Cell::new(MOST_STEPS)),
             ignored,
         }
     }
@@ -157,12 +184,18 @@ impl<'a> Definitions<'a> {
             let schema = self.schema(&mut document, target, &path, 0)?;
             self.named.insert(name, Definition { path, schema });
         }
+        let own = format!("{}-", document.number);
+        let read = self.named.iter().filter(|(name, _)| name.starts_with(&own));
+        let read = read.map(|(_, definition)| &definition.schema);
+        if expansion::is_too_large(read.chain([&schema]), &self.named) {
+            return Err(too_large(path));
+        }
         Ok(schema)
     }
 
     /// What is known about which schemas anything conforms to.
     pub(crate) fn satisfiable(&self) -> Satisfiable<'_> {
-        Satisfiable::new(&self.named)
+        Satisfiable::new(&self.named, &self.steps)
     }
 
     /// Keeps properties that nothing describes out of the objects in `root`, a document that was read,
@@ -202,12 +235,22 @@ impl<'a> Definitions<'a> {
         let mut read = Map::new();
         for (keyword, value) in fields {
             let path = format!("{path}.{keyword}");
+            self.path_bytes += path.len();
+            if self.path_bytes > MOST_PATH_BYTES {
+                return Err(too_large(document.path));
+            }
             match keyword.as_str() {
                 refused if REFUSED.contains(&refused) => return Err(cannot_follow(&path)),
                 // `uniqueItems: false` says nothing.
                 silent if IGNORED.contains(&silent) && *value == Value::Bool(false) => {}
                 ignored if IGNORED.contains(&ignored) => self.ignored.note(&path)?,
                 "oneOf" => self.one_of(document, value, &path, depth, &mut read)?,
+                "const" | "enum" if !is_exact(value) => {
+                    self.ignored.note(&path)?;
+                    if !fields.contains_key("type") {
+                        insert(&mut read, "type", Some(types_of_listed(keyword, value)));
+                    }
+                }
                 followed if FOLLOWED.contains(&followed) => {
                     self.bytes += keyword.len() + bytes(value);
                     if self.bytes > MOST_BYTES {
@@ -259,6 +302,17 @@ impl<'a> Definitions<'a> {
                 }
                 value.clone()
             }
+            "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum"
+                if value.as_f64().is_some_and(|bound| bound.abs() > MOST_EXACT) =>
+            {
+                let is_lower = matches!(keyword, "minimum" | "exclusiveMinimum");
+                if value.as_f64().is_some_and(f64::is_sign_negative) != is_lower {
+                    return Err(cannot_follow(path));
+                }
+                // Those of whole numbers of 64 bits, and of all numbers: they exclude next to nothing.
+                self.ignored.note(path)?;
+                return Ok(None);
+            }
             _ => plain_keyword(keyword, value, path)?,
         }))
     }
@@ -298,7 +352,7 @@ impl<'a> Definitions<'a> {
                 let other = &schemas[second];
                 schemas[..second]
                     .iter()
-                    .all(|first| document.apart(first, other, 0))
+                    .all(|first| document.apart(first, other, 0, &self.steps))
             });
         if !apart {
             self.ignored.note(path)?;
@@ -459,10 +513,11 @@ impl Document<'_> {
     }
 
     /// Whether it is certain that nothing conforms to both schemas.
-    fn apart(&self, first: &Value, second: &Value, depth: usize) -> bool {
+    fn apart(&self, first: &Value, second: &Value, depth: usize, steps: &Steps) -> bool {
         let (first, second) = (self.followed(first), self.followed(second));
         if let (Some(first), Some(second)) = (values(first), values(second)) {
-            return !first.iter().any(|value| second.contains(value));
+            let mut first = first.iter();
+            return first.all(|value| steps.take(1 + second.len()) && !second.contains(value));
         }
         if let (Some(first), Some(second)) = (types(first), types(second))
             && !first
@@ -475,17 +530,22 @@ impl Document<'_> {
             let names = schema.get("required").and_then(Value::as_array);
             names.is_some_and(|names| names.iter().any(|other| other == name))
         };
-        let property = |schema: &Value, name: &str| schema.get("properties")?.get(name).cloned();
+        let length = |schema: &Value| {
+            let names = schema.get("required").and_then(Value::as_array);
+            names.map_or(0, Vec::len)
+        };
         let names = first.get("properties").and_then(Value::as_object);
         depth < 2
             && types(first).is_some_and(|types| types == ["object"])
             && types(second).is_some_and(|types| types == ["object"])
             && names.is_some_and(|names| {
                 names.iter().any(|(name, one)| {
-                    required(first, name)
+                    steps.take(1 + length(first) + length(second))
+                        && required(first, name)
                         && required(second, name)
-                        && property(second, name)
-                            .is_some_and(|other| self.apart(one, &other, depth + 1))
+                        && second["properties"]
+                            .get(name)
+                            .is_some_and(|other| self.apart(one, other, depth + 1, steps))
                 })
             })
     }
@@ -498,6 +558,35 @@ fn values(schema: &Value) -> Option<Vec<&Value>> {
         (None, Some(Value::Array(values))) => Some(values.iter().collect()),
         _ => None,
     }
+}
+
+/// Whether a grammar writes each whole number in a value, or in lists and objects in it, as it is.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(whole), _) => i128::from(whole) == whole as f64 as i128,
+            (_, Some(whole)) => i128::from(whole) == whole as f64 as i128,
+            _ => true,
+        },
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(fields) => fields.values().all(is_exact),
+        _ => true,
+    }
+}
+
+/// The types of the values that `const` or `enum` lists.
+fn types_of_listed(keyword: &str, value: &Value) -> Value {
+    let listed = match value {
+        Value::Array(values) if keyword == "enum" => values.as_slice(),
+        value => std::slice::from_ref(value),
+    };
+    let is_listed = |name: &&str| listed.iter().any(|value| impossible::is_a(value, name));
+    // A whole number is a number as well, and the narrower type is meant.
+    let is_wider = |name: &&str| *name == "number" && !listed.iter().any(Value::is_f64);
+    let names = TYPES
+        .iter()
+        .filter(|name| is_listed(name) && !is_wider(name));
+    names.copied().collect()
 }
 
 fn types(schema: &Value) -> Option<Vec<&str>> {

@@ -342,6 +342,177 @@ fn schemas_that_nothing_conforms_to_are_refused_where_they_stand() {
     assert_nothing_held(&server);
 }
 
+/// A schema that refers to itself from a place where something is required was looked through without end, and the
+/// stack of the thread overflowed: the whole process was gone.
+#[test]
+fn schemas_that_refer_to_themselves_are_followed() {
+    let server = start();
+    let list = json!({"$ref": "#/$defs/N", "$defs": {"N": {"type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}, "required": ["next"]}}});
+    let sum = json!({"$ref": "#/$defs/e", "$defs": {
+        "number": {"type": "object", "properties": {"of": {"const": 1}}, "required": ["of"]},
+        "add": {"type": "object", "properties": {"l": {"$ref": "#/$defs/e"}, "r": {"$ref": "#/$defs/e"}},
+            "required": ["l", "r"]},
+        "e": {"anyOf": [{"$ref": "#/$defs/add"}, {"$ref": "#/$defs/number"}]},
+    }});
+    let beside = json!({"$ref": "#/$defs/N", "$defs": {"N": {"type": "object", "required": ["next"],
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N", "type": "object"}, {"type": "null"}]}}}}});
+    let root = json!({"oneOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {"type": "integer"}]});
+    // What stands beside a reference is made one with what it refers to, without end here.
+    for (schema, status) in [(list, 200), (sum, 200), (root, 200), (beside, 400)] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 3});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, status, "{schema}: {response:?}");
+    }
+    assert_nothing_held(&server);
+}
+
+/// Each reference was followed wherever it stood: twice from each of forty schemas, a million million in all.
+#[test]
+fn schemas_that_are_referred_to_often_are_looked_at_once() {
+    let server = start();
+    for (beside, status) in [(json!({}), 200), (json!({"type": "object"}), 400)] {
+        let mut definitions = json!({"d40": {"type": "object"}});
+        for i in 0..40 {
+            let mut next = beside.clone();
+            next["$ref"] = json!(format!("#/$defs/d{}", i + 1));
+            definitions[format!("d{i}")] = json!({"type": "object", "properties": {"a": next, "b": next},
+                "required": ["a", "b"], "additionalProperties": false});
+        }
+        let schema = json!({"$ref": "#/$defs/d0", "$defs": definitions});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 3});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, status, "{response:?}");
+    }
+    assert_nothing_held(&server);
+}
+
+/// Two families of schemas that hold together are made one at each place, twice as many at each step down.
+#[test]
+fn schemas_that_multiply_where_they_hold_together_are_refused() {
+    let server = start();
+    let mut definitions = json!({"a40": {"type": "object"}, "b40": {"type": "object"}});
+    for (family, i) in ["a", "b"]
+        .iter()
+        .flat_map(|family| (0..40).map(move |i| (family, i)))
+    {
+        let next = json!({"$ref": format!("#/$defs/{family}{}", i + 1)});
+        definitions[format!("{family}{i}")] =
+            json!({"type": "object", "properties": {"l": next, "r": next}});
+    }
+    let both =
+        json!({"allOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}], "$defs": definitions});
+    let option = |from: u32| json!({"type": "object", "properties": {"x": {"enum": [from]}}});
+    let choice = |from: u32| json!({"anyOf": (from..from + 60).map(option).collect::<Vec<_>>()});
+    let choices = json!({"allOf": [choice(0), choice(30), choice(60), choice(90)]});
+    for schema in [both, choices] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 3});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, 400, "{response:?}");
+        let error = &response.json()["error"];
+        assert!(
+            error["message"]
+                .as_str()
+                .is_some_and(|text| text.contains("too large")),
+            "{error}"
+        );
+    }
+    assert_nothing_held(&server);
+}
+
+/// Lists of a hundred thousand values were compared value by value with themselves, and with each other.
+#[test]
+fn long_lists_of_values_are_compared_within_bounds() {
+    let server = start();
+    let list = |from: u32| json!({"enum": (from..from + 60_000).collect::<Vec<_>>()});
+    let mut of_texts = list(0);
+    of_texts["type"] = json!("string");
+    for (schema, status) in [
+        (of_texts, 400),
+        (json!({"allOf": [list(0), list(100_000)]}), 400),
+        (
+            json!({"oneOf": [list(0), list(100_000), list(200_000)]}),
+            400,
+        ),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 3});
+        let response = post(&server, CHAT, &question(fields));
+        assert!(response.status >= status, "{response:?}");
+    }
+    assert_nothing_held(&server);
+}
+
+/// Numbers of a grammar have fractions, and whole ones beyond 2^53 became others: ids of 19 digits that nobody listed.
+#[test]
+fn whole_numbers_that_a_grammar_would_change_are_not_held_to_it() {
+    let server = start();
+    let with = |schema: &Value| {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        post(
+            &server,
+            CHAT,
+            &question(json!({"response_format": format, "max_tokens": 20})),
+        )
+    };
+    let (least, most) = (i64::MIN, i64::MAX);
+    let of_words = json!({"type": "integer", "minimum": least, "maximum": most});
+    let at = "response_format.json_schema.schema";
+    for (schema, ignored) in [
+        (of_words, format!("{at}.minimum,{at}.maximum")),
+        (
+            json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
+            format!("{at}.maximum"),
+        ),
+        (
+            json!({"type": "number", "minimum": -1e300}),
+            format!("{at}.minimum"),
+        ),
+        (
+            json!({"enum": [1_234_567_890_123_456_789_i64, 1]}),
+            format!("{at}.enum"),
+        ),
+        (
+            json!({"const": 9_007_199_254_740_993_i64}),
+            format!("{at}.const"),
+        ),
+    ] {
+        let response = with(&schema);
+        assert_eq!(response.status, 200, "{schema}: {response:?}");
+        assert_eq!(response.header("x-lacuna-ignored"), Some(ignored.as_str()));
+        let reply = &response.json()["choices"][0]["message"]["content"];
+        let reply = reply.as_str().expect("a text");
+        assert!(
+            reply.starts_with(|c: char| c == '-' || c.is_ascii_digit()),
+            "{schema}: {reply}"
+        );
+    }
+    let exact = with(&json!({"const": 1_152_921_504_606_846_976_i64}));
+    let exact = &exact.json()["choices"][0]["message"]["content"];
+    assert_eq!(
+        exact, "1152921504606846976",
+        "a power of two is written as it is"
+    );
+    for schema in [
+        json!({"type": "integer", "minimum": 1_000_000_000_000_000_000_i64}),
+        json!({"type": "number", "maximum": -1e300}),
+    ] {
+        let refused = with(&schema);
+        assert_eq!(refused.status, 400, "{schema}: {refused:?}");
+        let error = &refused.json()["error"];
+        assert!(
+            error["param"]
+                .as_str()
+                .is_some_and(|param| param.starts_with(at)),
+            "{error}"
+        );
+        assert_own_words(error);
+    }
+}
+
 #[test]
 fn schemas_that_cannot_be_followed_are_refused_in_plain_words() {
     let server = start();
