@@ -255,7 +255,9 @@ impl Constraint for Only {
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         if self.allowed.is_empty() {
-            return Err(ConstraintError("nothing is allowed".to_owned()));
+            return Err(ConstraintError::NotFollowed(
+                "nothing is allowed".to_owned(),
+            ));
         }
         for (token, logit) in (0..).zip(logits) {
             if !self.allowed.contains(&token) {
