@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use keep_alive::{KeepAlive, check_keep_alive, span_seconds};
 pub(crate) use models::{
-    Served, Serves, describe, details, list, parameters, running, show, version,
+    Served, Serves, describe, details, list, modified, parameters, running, show, version,
 };
 
 use crate::app::App;

@@ -61,7 +61,7 @@ struct Events<W> {
 /// with its own status.
 pub(crate) async fn respond<W: Writer>(
     mut streams: Streams,
-    reader: Reader,
+    mut reader: Reader,
     writer: W,
 ) -> Result<Response, ApiError> {
     let mut waiting = VecDeque::new();
@@ -70,6 +70,7 @@ pub(crate) async fn respond<W: Writer>(
         if let Event::Failed(failure) = event {
             return Err(failure.into());
         }
+        reader.note(&event);
         let begins = matches!(event, Event::Token { .. } | Event::Finished { .. });
         waiting.push_back((prompt, event));
         if begins {
