@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use axum::extract::FromRef;
-use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Request};
+use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Refusal, Request};
 use lacuna_kv::folder::{SessionId, SessionName};
 use lacuna_models::{Model, Shown};
 use lacuna_pages::return_freed_memory;
@@ -264,8 +264,13 @@ impl App {
             request.deadline = Some(self.config.limits.request);
             self.engine.submit(request)
         });
-        let streams = streams.collect::<Result<Vec<_>, _>>()?;
-        Ok(Streams::new(streams, Account::of(&self.model_name)))
+        let refused = |refusal| match (refusal, &self.more) {
+            (Refusal::ShuttingDown, Some(more)) => more.why_ended(),
+            (refusal, _) => refusal.into(),
+        };
+        let streams = streams.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let account = Account::of(&self.model_name);
+        Ok(Streams::new(streams, account, self.more.clone()))
     }
 
     /// The conversation of `client` that is called `name`.
