@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::mapping::Mapping;
 use crate::model::ModelFiles;
@@ -26,6 +27,33 @@ impl ModelFiles {
         }
         Ok(*all.finalize().as_bytes())
     }
+
+    /// 64 hexadecimal digits that tell these files from others without reading them: by how each is called, how long it
+    /// is, and when it was written. The same files have the same in every process.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let mut all = blake3::Hasher::new_derive_key("lacuna model files");
+        for mapping in self.own_mappings() {
+            let name = mapping.path().and_then(Path::file_name);
+            let name = name.unwrap_or_default().as_encoded_bytes();
+            let since = modified(mapping).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            all.update(&(name.len() as u64).to_le_bytes());
+            all.update(name);
+            all.update(&(mapping.len() as u64).to_le_bytes());
+            all.update(&since.unwrap_or_default().as_nanos().to_le_bytes());
+        }
+        all.finalize().to_hex().to_string()
+    }
+
+    /// When the last of these files was written; `None` where they are none, such as the demo in the program.
+    #[must_use]
+    pub fn modified(&self) -> Option<SystemTime> {
+        self.own_mappings().iter().filter_map(modified).max()
+    }
+}
+
+fn modified(mapping: &Mapping) -> Option<SystemTime> {
+    mapping.metadata().ok()??.modified().ok()
 }
 
 fn content_of(mapping: &Mapping, folder: Option<&Path>) -> io::Result<[u8; 32]> {
@@ -129,5 +157,27 @@ mod tests {
         assert_eq!(of(&memory), *blake3::hash(&[1, 2, 3]).as_bytes());
         std::fs::write(&kept[0], "no hash").expect("a file");
         assert_eq!(of(&one), first, "read again");
+    }
+
+    #[test]
+    fn a_digest_is_of_what_the_system_says_of_a_file() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/llama3/model.gguf");
+        let bytes = std::fs::read(demo).expect("committed");
+        let folder = tempfile::tempdir().expect("a folder");
+        let written = |name: &str, seconds: u64| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, &bytes).expect("a file");
+            let at = UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            let file = std::fs::File::options().write(true).open(&path);
+            file.expect("a file").set_modified(at).expect("a time");
+            let files = ModelFiles::open(&path).expect("a model");
+            assert_eq!(files.modified(), Some(at));
+            files.digest()
+        };
+        let first = written("a.gguf", 1000);
+        assert!(first.len() == 64 && first.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        assert_eq!(written("a.gguf", 1000), first);
+        assert_ne!(written("a.gguf", 2000), first);
+        assert_ne!(written("b.gguf", 1000), first);
     }
 }

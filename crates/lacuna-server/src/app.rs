@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use axum::extract::FromRef;
-use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Request};
+use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Refusal, Request};
 use lacuna_kv::folder::{SessionId, SessionName};
 use lacuna_models::{Model, Shown};
 use lacuna_pages::return_freed_memory;
@@ -134,6 +134,12 @@ impl App {
         self.config.service.max_running
     }
 
+    /// Requests of the engine that run and wait at once at most: more than these are never taken together.
+    pub(crate) fn most_requests(&self) -> usize {
+        let service = &self.config.service;
+        service.max_running.saturating_add(service.max_waiting)
+    }
+
     /// A name for a reply, different from those before it.
     pub(crate) fn reply_id(&self, prefix: &str) -> String {
         self.intake.reply_id(prefix)
@@ -165,7 +171,7 @@ impl App {
         }
         let place = self.intake.preparation.place().await;
         let bytes = purpose.bytes(&received.extent, &limits);
-        let memory = self.intake.bodies.take(bytes).await?;
+        let memory = self.intake.bodies.take_beside(bytes, &received).await?;
         let work = move |app: &Self| received.object().and_then(|object| work(app, object));
         self.work(place, memory, work).await
     }
@@ -184,7 +190,8 @@ impl App {
     {
         let work = move |app: &Self, object| {
             let mut asked = read(app, object)?;
-            app.check_images(asked.images())?;
+            let seen = app.check_images(asked.images());
+            seen.map_err(|error| error.renamed(&[("messages", R::FIELD)]))?;
             match asked.images().iter().any(Image::is_elsewhere) {
                 true => Ok(Step::Fetch(asked, finish)),
                 false => finish(app, asked).map(Step::Done),
@@ -235,7 +242,7 @@ impl App {
                 return_freed_memory();
             }
             Ok(Prepared {
-                value: value?,
+                value: value.map_err(|error| error.of_holder(memory.bytes()))?,
                 memory,
             })
         };
@@ -264,8 +271,13 @@ impl App {
             request.deadline = Some(self.config.limits.request);
             self.engine.submit(request)
         });
-        let streams = streams.collect::<Result<Vec<_>, _>>()?;
-        Ok(Streams::new(streams, Account::of(&self.model_name)))
+        let refused = |refusal| match (refusal, &self.more) {
+            (Refusal::ShuttingDown, Some(more)) => more.why_ended(),
+            (refusal, _) => refusal.into(),
+        };
+        let streams = streams.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let account = Account::of(&self.model_name);
+        Ok(Streams::new(streams, account, self.more.clone()))
     }
 
     /// The conversation of `client` that is called `name`.

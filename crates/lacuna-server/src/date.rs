@@ -5,6 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The last there is: a model that is never unloaded is so then.
 pub(crate) const NEVER: &str = "9999-12-31T23:59:59Z";
 
+/// The last second that a date is written for.
+pub(crate) const LAST: u64 = 253_402_300_799;
+
 /// Now, to the microsecond.
 pub(crate) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -38,7 +38,9 @@ use crate::http::account::Account;
 use crate::http::body::{self, Arriving, Received};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::http::probes;
 use crate::intake::Intake;
+use crate::models::More;
 use request::{Encoding, Request};
 
 /// What its handlers share.
@@ -56,6 +58,8 @@ pub(crate) struct Embeddings {
     work: Mutex<Work>,
     /// Whether what is under way is to be given up.
     ending: AtomicBool,
+    /// Who knows why it ends, if it is one of several.
+    more: Option<More>,
 }
 
 /// What computes.
@@ -110,6 +114,15 @@ impl Embeddings {
             intake,
             work: Mutex::new(work),
             ending: AtomicBool::new(false),
+            more: None,
+        }
+    }
+
+    /// The same for one of several models, which is unloaded before the server ends.
+    pub(crate) fn with_more(self, more: More) -> Self {
+        Self {
+            more: Some(more),
+            ..self
         }
     }
 
@@ -288,7 +301,8 @@ impl Embeddings {
     /// Whether to go on.
     fn check(&self, wanted: &Wanted) -> Result<(), ApiError> {
         if self.ending.load(Ordering::Relaxed) {
-            return Err(crate::http::probes::ending());
+            let why = self.more.as_ref().map(More::why_ended);
+            return Err(why.unwrap_or_else(probes::ending));
         }
         if wanted.client.strong_count() == 0 {
             return Err(ApiError::internal("nobody waits for the reply any more"));

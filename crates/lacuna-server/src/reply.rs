@@ -175,8 +175,18 @@ impl Reader {
         self.choices.len()
     }
 
+    /// Notes when an event came, which may be some time before it is read.
+    pub(crate) fn note(&mut self, event: &Event) {
+        match event {
+            Event::Started { .. } => self.begun.get_or_insert_with(Instant::now),
+            Event::Token { .. } => self.first_token.get_or_insert_with(Instant::now),
+            _ => return,
+        };
+    }
+
     /// What an event of prompt number `prompt` adds. Choices are checked against the request's number.
     pub(crate) fn read(&mut self, prompt: usize, event: Event) -> Result<Option<Part>, ApiError> {
+        self.note(&event);
         let each = self.choices.len() / self.prompts.len();
         let part = match event {
             Event::Started {
@@ -189,7 +199,6 @@ impl Reader {
                 self.figures.reused_tokens += reused_tokens;
                 self.figures.miss = miss;
                 self.figures.difference = difference;
-                self.begun.get_or_insert_with(Instant::now);
                 return Ok(None);
             }
             Event::PromptScored(scored) => {
@@ -203,7 +212,6 @@ impl Reader {
                 text,
                 logprobs,
             } => {
-                self.first_token.get_or_insert_with(Instant::now);
                 let mut part = self.part(prompt, prompt * each + choice);
                 if logprobs.is_some() {
                     part.scored.push(Scored { token, logprobs });

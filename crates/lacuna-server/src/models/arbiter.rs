@@ -577,6 +577,8 @@ impl<T> Arbiter<T> {
             state: match model.phase {
                 Phase::Unloaded => "unloaded",
                 Phase::Loading(_) => "loading",
+                // Replies under way may still end.
+                Phase::Loaded(_) | Phase::Changing(..) if model.leaves_by.is_some() => "unloading",
                 Phase::Loaded(_) | Phase::Changing(..) => "loaded",
                 Phase::Leaving(_) => "unloading",
             },

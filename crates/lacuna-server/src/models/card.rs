@@ -1,5 +1,7 @@
 //! What is known of a model that is not loaded, from its files' directory alone.
 
+use std::time::SystemTime;
+
 use lacuna_engine::{EmbedderConfig, EngineConfig, Needs};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_models::plan::WeightMode;
@@ -7,7 +9,6 @@ use lacuna_models::{Description, describe, describe_images_for};
 use lacuna_pages::ByteLength;
 use serde_json::{Value, json};
 
-use crate::date;
 use crate::models::{ModelEntry, ModelPath};
 use crate::ollama;
 
@@ -32,6 +33,8 @@ pub(crate) struct Card {
     /// Where its weights are to be, if it writes.
     pub(crate) weights: WeightMode,
     /// What Ollama's clients are told of it.
+    digest: String,
+    modified: Option<SystemTime>,
     details: Value,
     info: Value,
     template: String,
@@ -87,6 +90,8 @@ impl Card {
             weight_bytes: files.tensors().by_type().iter().map(|it| it.bytes).sum(),
             needs,
             weights,
+            digest: files.digest(),
+            modified: files.modified(),
             details: ollama::details(&files, family),
             info: json!({
                 "general.architecture": family,
@@ -104,8 +109,9 @@ impl Card {
         json!({
             "name": name,
             "model": name,
-            "modified_at": date::text(started, 0),
+            "modified_at": ollama::modified(self.modified, started),
             "size": self.weight_bytes,
+            "digest": self.digest,
             "details": self.details,
         })
     }
@@ -124,7 +130,7 @@ impl Card {
             "details": self.details,
             "model_info": self.info,
             "capabilities": capabilities,
-            "modified_at": date::text(started, 0),
+            "modified_at": ollama::modified(self.modified, started),
         })
     }
 }

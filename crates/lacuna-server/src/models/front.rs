@@ -280,10 +280,8 @@ fn expires(status: &ModelStatus) -> String {
         .map(|at| at.saturating_duration_since(Instant::now()));
     let at = left.and_then(|left| SystemTime::now().checked_add(left));
     let since = at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    // The last second that a date is written for.
-    const LAST: u64 = 253_402_300_799;
     match since.map(|since| since.as_secs()) {
-        Some(seconds) if seconds < LAST => date::text(seconds, 0),
+        Some(seconds) if seconds < date::LAST => date::text(seconds, 0),
         _ => date::NEVER.to_owned(),
     }
 }

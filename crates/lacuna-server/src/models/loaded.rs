@@ -87,7 +87,7 @@ impl Loaded {
         let config = settings.of(entry, card, share);
         let (router, kind) = match card.purpose {
             Purpose::Writes => Self::writes(settings, entry, config, more)?,
-            Purpose::Embeds | Purpose::Scores => Self::pools(settings, entry, &config)?,
+            Purpose::Embeds | Purpose::Scores => Self::pools(settings, entry, &config, more)?,
         };
         Ok(Self {
             router,
@@ -131,17 +131,14 @@ impl Loaded {
         settings: &Settings,
         entry: &ModelEntry,
         config: &ServerConfig,
+        more: More,
     ) -> Result<(Router, Kind), String> {
         let files = card::open(&entry.source)?;
         let model = Arc::new(Model::load(files).map_err(said)?);
         let embedder = EmbedderConfig::of(&config.service.engine_config());
         let work = Work::new(&model, &embedder).map_err(said)?;
-        let app = Arc::new(Embeddings::new(
-            model,
-            work,
-            config,
-            settings.intake.clone(),
-        ));
+        let app = Embeddings::new(model, work, config, settings.intake.clone());
+        let app = Arc::new(app.with_more(more));
         Ok((routes::of_pooler(&app), Kind::Pools(app)))
     }
 

@@ -73,8 +73,8 @@ pub(crate) struct Lease {
     pub(crate) loaded: Arc<Loaded>,
 }
 
-/// Asks for more memory for a model that is loaded.
-#[derive(Debug)]
+/// Asks for more memory for a model that is loaded, and knows why it has ended.
+#[derive(Debug, Clone)]
 pub(crate) struct More {
     /// Weak, because what it belongs to is among the models.
     shared: Weak<Shared>,
@@ -328,6 +328,17 @@ impl More {
         let within = shared.settings.config.limits.request;
         drop(shared);
         tokio::time::timeout(within, answer).await.ok();
+    }
+
+    /// What those are told whose request was under way when the model ended.
+    pub(crate) fn why_ended(&self) -> ApiError {
+        match self.shared.upgrade() {
+            Some(shared) if !shared.lock().closing => ApiError::unavailable(
+                "model_unloaded",
+                "the model was unloaded before the reply was finished; send the request again, which has it loaded again",
+            ),
+            _ => ending(),
+        }
     }
 }
 

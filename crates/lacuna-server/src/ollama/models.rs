@@ -1,6 +1,7 @@
 //! What is told of the one model, whether it writes or makes embeddings.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -96,8 +97,9 @@ pub(crate) async fn list<S: Serves>(State(app): State<Arc<S>>) -> Json<Value> {
     Json(json!({"models": [{
         "name": served.name,
         "model": served.name,
-        "modified_at": date::text(served.started, 0),
+        "modified_at": served.modified(),
         "size": served.model.weight_bytes(),
+        "digest": served.model.files().digest(),
         "details": served.details(),
     }]}))
 }
@@ -109,6 +111,7 @@ pub(crate) async fn running<S: Serves>(State(app): State<Arc<S>>) -> Json<Value>
         "name": served.name,
         "model": served.name,
         "size": served.model.weight_bytes(),
+        "digest": served.model.files().digest(),
         "size_vram": 0,
         "details": served.details(),
         "expires_at": date::NEVER,
@@ -151,13 +154,17 @@ pub(crate) fn describe(
             format!("{family}.block_count"): spec.layers.len(),
         },
         "capabilities": served.capabilities,
-        "modified_at": date::text(served.started, 0),
+        "modified_at": served.modified(),
     }))
 }
 
 impl Served<'_> {
     fn details(&self) -> Value {
         details(self.model.files(), self.model.spec().family)
+    }
+
+    fn modified(&self) -> String {
+        modified(self.model.files().modified(), self.started)
     }
 
     fn parameters(&self) -> u64 {
@@ -181,6 +188,13 @@ pub(crate) fn details(files: &ModelFiles, family: &str) -> Value {
         "parameter_size": short(parameters(files)),
         "quantization_level": most.map(|total| total.type_name.to_string()),
     })
+}
+
+/// When a model was written: what comes with the program was there when the server started.
+pub(crate) fn modified(at: Option<SystemTime>, started: u64) -> String {
+    let since = at.map(|at| at.duration_since(UNIX_EPOCH));
+    let seconds = since.and_then(Result::ok).map(|since| since.as_secs());
+    date::text(seconds.unwrap_or(started).min(date::LAST), 0)
 }
 
 /// How many weights there are.

@@ -6,7 +6,8 @@ use serde::Deserialize;
 use crate::app::App;
 use crate::http::error::ApiError;
 
-/// Prompts of one request at most. Each takes a place in the queue, of which there are a few hundred.
+/// Prompts of one request at most, and no more than run and wait at once. Each takes a place in the queue, of which
+/// there are a few hundred.
 const MOST_PROMPTS: usize = 128;
 
 /// `prompt`, as it is sent.
@@ -37,10 +38,11 @@ impl Prompts {
             Self::Texts(texts) => texts.len(),
             Self::Lists(lists) => lists.len(),
         };
-        if count == 0 || count > MOST_PROMPTS {
+        let most = MOST_PROMPTS.min(app.most_requests());
+        if count == 0 || count > most {
             return Err(ApiError::field(
                 "prompt",
-                format!("{count} prompts, expected 1 to {MOST_PROMPTS}"),
+                format!("{count} prompts, expected 1 to {most}"),
             ));
         }
         let encoded = |text: String| -> Result<Prompt, ApiError> {

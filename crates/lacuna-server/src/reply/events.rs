@@ -61,15 +61,13 @@ struct Events<W> {
 /// with its own status.
 pub(crate) async fn respond<W: Writer>(
     mut streams: Streams,
-    reader: Reader,
+    mut reader: Reader,
     writer: W,
 ) -> Result<Response, ApiError> {
     let mut waiting = VecDeque::new();
     loop {
-        let (prompt, event) = streams.recv().await.ok_or_else(broken_off)?;
-        if let Event::Failed(failure) = event {
-            return Err(failure.into());
-        }
+        let (prompt, event) = streams.recv().await.ok_or_else(broken_off)??;
+        reader.note(&event);
         let begins = matches!(event, Event::Token { .. } | Event::Finished { .. });
         waiting.push_back((prompt, event));
         if begins {
@@ -100,7 +98,7 @@ impl<W: Writer> futures_core::Stream for Events<W> {
         let this = &mut *self;
         while !this.ended {
             let event = match this.waiting.pop_front() {
-                Some(event) => Some(event),
+                Some(event) => Some(Ok(event)),
                 None => std::task::ready!(this.streams.poll_recv(context)),
             };
             let mut out = String::new();
@@ -118,8 +116,12 @@ impl<W: Writer> futures_core::Stream for Events<W> {
 
 impl<W: Writer> Events<W> {
     /// Writes what `event` adds.
-    fn write(&mut self, event: Option<(usize, Event)>, out: &mut String) -> Result<(), ApiError> {
-        let (prompt, event) = event.ok_or_else(broken_off)?;
+    fn write(
+        &mut self,
+        event: Option<Result<(usize, Event), ApiError>>,
+        out: &mut String,
+    ) -> Result<(), ApiError> {
+        let (prompt, event) = event.ok_or_else(broken_off)??;
         let opens = matches!(event, Event::Started { .. });
         let part = self.reader.read(prompt, event)?;
         if opens {

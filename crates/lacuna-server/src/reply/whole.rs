@@ -66,7 +66,7 @@ pub(crate) async fn gather(
     let choices = std::iter::repeat_with(choice).take(reader.choices());
     let mut choices: Vec<Gathered> = choices.collect();
     while !reader.is_finished() {
-        let (prompt, event) = memory.streams.recv().await.ok_or_else(broken_off)?;
+        let (prompt, event) = memory.streams.recv().await.ok_or_else(broken_off)??;
         memory.gathered += text_bytes(&event);
         if let Some(part) = reader.read(prompt, event)? {
             let choice = &mut choices[part.choice];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use lacuna_engine::{Constraint, ConstraintError, HeldMemory, RequestMemory};
+use lacuna_engine::{Constraint, ConstraintError, HeldMemory, MemoryRefusal, RequestMemory};
 use lacuna_models::Model;
 use lacuna_text::reply::{Piece, Reader};
 use llguidance::api::StopReason;
@@ -68,9 +68,7 @@ impl Grammars {
             memory: Mutex::new(memory),
             least,
         };
-        tables
-            .hold()
-            .map_err(|error| ApiError::unavailable("request_memory_full", error.to_string()))?;
+        tables.hold()?;
         let grammar = Grammar {
             matcher,
             tables: Arc::new(tables),
@@ -162,14 +160,14 @@ struct Tables {
 
 impl Tables {
     /// Takes what has been added since the last token.
-    fn hold(&self) -> Result<(), ConstraintError> {
+    fn hold(&self) -> Result<(), MemoryRefusal> {
         // Hash tables and lists that have just doubled.
         let counted = 2 * self.parser.lexer_stats().num_bytes;
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if self.least / 2 + counted <= memory.bytes() {
             return Ok(());
         }
-        Ok(memory.resize(self.least / 2 + counted + GROWTH_BYTES)?)
+        memory.resize(self.least / 2 + counted + GROWTH_BYTES)
     }
 }
 
@@ -488,6 +486,10 @@ fn reason(error: &str) -> &'static str {
 fn of_a_grammar(error: &str) -> String {
     /// Enough for a place and what is wrong there.
     const MOST_CHARACTERS: usize = 300;
+    // What the library calls it when no token may come and the text is not at its end.
+    if error.contains("NoExtensionBias") {
+        return "nothing conforms to it; see that every definition comes to an end".to_owned();
+    }
     let line = error.lines().find(|line| !line.trim().is_empty());
     let line = line.unwrap_or("it is no grammar").trim();
     line.chars().take(MOST_CHARACTERS).collect()

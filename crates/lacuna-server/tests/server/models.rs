@@ -285,6 +285,14 @@ fn ollamas_clients_see_what_there_is_and_what_is_loaded_and_say_for_how_long() {
         "load"
     );
     assert_eq!(names("/api/ps"), ["one"]);
+    let digest =
+        |path: &str, at: usize| get(server.address(), path)["models"][at]["digest"].clone();
+    let (one, embed) = (digest("/api/tags", 0), digest("/api/tags", 2));
+    assert!(
+        one.as_str().is_some_and(|digits| digits.len() == 64) && one != embed,
+        "{one} {embed}"
+    );
+    assert_eq!(digest("/api/ps", 0), one, "whether it is loaded or not");
     let expires = get(server.address(), "/api/ps")["models"][0]["expires_at"].clone();
     assert!(
         expires.as_str().is_some_and(|at| at.starts_with("20")),
@@ -298,6 +306,13 @@ fn ollamas_clients_see_what_there_is_and_what_is_loaded_and_say_for_how_long() {
     );
     let response = post(server.address(), "/api/generate", &load(json!(0)));
     assert_eq!(response.header("x-lacuna-ignored"), None);
+    assert_eq!(response.json()["done_reason"], "unload");
+    wait_for(server.address(), ["unloaded"; 3]);
+    let chat = json!({"model": "one", "messages": [], "keep_alive": "0"});
+    assert_eq!(
+        posted(server.address(), "/api/chat", &chat)["done_reason"],
+        "unload"
+    );
     wait_for(server.address(), ["unloaded"; 3]);
     assert_eq!(
         post(server.address(), "/api/generate", &load(json!("soon"))).status,
@@ -509,11 +524,15 @@ fn a_reply_under_way_may_end_before_its_model_is_unloaded_unless_that_takes_too_
         let server = start_as(three(), |config| config.grace = grace);
         let reply = begin(server.address(), 120);
         posted(server.address(), "/models/unload", &json!({"model": "one"}));
+        if whole {
+            let state = told(server.address(), "one")["state"].clone();
+            assert!(state == "unloading" || state == "unloaded", "{state}");
+        }
         // Who comes now has it loaded again, after that.
         let later = ask(server.address(), "one");
         let rest = rest(reply);
         assert_eq!(rest.contains("[DONE]"), whole, "{rest}");
-        assert_eq!(rest.contains("\"error\""), !whole, "{rest}");
+        assert_eq!(rest.contains("\"model_unloaded\""), !whole, "{rest}");
         assert_eq!(later["model"], "one");
         let one = told(server.address(), "one");
         assert_eq!(

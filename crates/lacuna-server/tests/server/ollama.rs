@@ -66,6 +66,14 @@ fn reply(server: &Server, path: &str, mut body: Value) -> Value {
     ] {
         assert!(last[field].is_u64() && whole[field].is_u64(), "{field}");
     }
+    for line in [last, &whole] {
+        let nanoseconds = |field: &str| line[field].as_u64().expect("a number");
+        assert!(
+            nanoseconds("prompt_eval_duration") + nanoseconds("eval_duration")
+                <= nanoseconds("total_duration"),
+            "{line}"
+        );
+    }
     whole
 }
 
@@ -97,6 +105,19 @@ fn a_chat_is_the_same_streamed_and_whole_and_as_openais() {
     let before = stopped["message"]["content"].as_str().expect("text");
     assert!(content.starts_with(before) && !before.contains(stop));
     assert_nothing_held(&server);
+}
+
+#[test]
+fn the_time_of_a_prompt_is_told_at_the_end_of_a_stream_too() {
+    let server = start();
+    let options = json!({"temperature": 0, "num_predict": 1});
+    let asked = json!({"model": "demo", "prompt": "What is ownership? ".repeat(20), "raw": true, "options": options});
+    let reply = post(&server, GENERATE, &asked);
+    let last = reply.body.lines().last().expect("a line");
+    let last: Value = serde_json::from_str(last).expect("JSON");
+    // No processor computes so many tokens in so little time, which was taken from the first token on once.
+    let nanoseconds = last["prompt_eval_duration"].as_u64();
+    assert!(nanoseconds > Some(20_000), "{last}");
 }
 
 #[test]
@@ -219,6 +240,7 @@ fn a_reply_of_a_format_is_one() {
 fn what_is_told_of_the_model_is_so() {
     let server = start();
     assert!(get(&server, "/api/version").json()["version"].is_string());
+    let mut digests = Vec::new();
     for path in ["/api/tags", "/api/ps"] {
         let models = get(&server, path).json()["models"].clone();
         let [model] = models.as_array().expect("a list").as_slice() else {
@@ -230,7 +252,14 @@ fn what_is_told_of_the_model_is_so() {
         );
         assert_eq!(model["details"]["format"], "gguf");
         assert!(model["size"].as_u64() > Some(1 << 20));
+        digests.push(model["digest"].as_str().expect("a digest").to_owned());
     }
+    // The command-line client of Ollama shows twelve digits of it without looking whether there are any.
+    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    assert!(
+        digests[0].len() == 64 && digests[0].bytes().all(is_digit) && digests[0] == digests[1],
+        "{digests:?}"
+    );
     let shown = posted(&server, "/api/show", &json!({"name": "demo:latest"}));
     let family = shown["model_info"]["general.architecture"]
         .as_str()
@@ -280,7 +309,7 @@ fn errors_are_a_text() {
             OLLAMA_CHAT,
             question(json!({"options": {"num_predict": 0}})),
             400,
-            "`options.num_predict`",
+            "`options.num_predict` must be at least 1, or below 0",
         ),
         (
             OLLAMA_CHAT,

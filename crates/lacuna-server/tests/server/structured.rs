@@ -1,9 +1,11 @@
 //! Replies that must conform.
 
+use lacuna_pages::ByteLength;
 use serde_json::{Value, json};
 
 use crate::support::{
     CHAT, COMPLETION, assert_nothing_held, post, posted, question, start, start_spoken, start_with,
+    until,
 };
 
 fn person() -> Value {
@@ -725,7 +727,11 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
         .collect();
     for (said, field, why) in [
         (json!({"grammar": "root ::= \"a"}), "grammar", "line 1"),
-        (json!({"grammar": "root ::= root"}), "grammar", ""),
+        (
+            json!({"grammar": "root ::= root"}),
+            "grammar",
+            "comes to an end",
+        ),
         (json!({"ebnf": "start: WORD"}), "ebnf", "WORD"),
         (
             json!({"guided_grammar": format!("start: r0\n{chain}r600: \"b\"")}),
@@ -758,6 +764,18 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
             "missing",
         ),
         (json!({"json_schema": "{"}), "json_schema", "JSON"),
+        // There is no text to choose.
+        (
+            json!({"structured_outputs": {"choice": []}}),
+            "structured_outputs.choice",
+            "not empty",
+        ),
+        (
+            json!({"structured_outputs": {"choice": [""]}}),
+            "structured_outputs.choice",
+            "not empty",
+        ),
+        (json!({"guided_choice": []}), "guided_choice", "not empty"),
         (
             json!({"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}),
             "guided_json",
@@ -775,7 +793,7 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
         let message = error["error"]["message"].as_str().expect("a message");
         assert!(message.contains(why), "{field}: {message}");
     }
-    let nothing = json!({"max_tokens": 4, "guided_json": null, "guided_regex": "", "guided_choice": [], "grammar": "",
+    let nothing = json!({"max_tokens": 4, "guided_json": null, "guided_regex": "", "guided_choice": null, "grammar": "",
         "json_schema": false, "structured_outputs": {}, "response_format": {"type": "text"}, "ebnf": null});
     posted(&server, CHAT, &question(nothing));
     assert_nothing_held(&server);
@@ -829,4 +847,36 @@ fn thoughts_end_when_their_tokens_are_used_up() {
         }
         assert_nothing_held(&server);
     }
+}
+
+/// A schema for which there would be no room if nothing else were held is refused for good: who is told to come back
+/// would do so for ever.
+#[test]
+fn a_schema_that_never_fits_what_requests_may_hold_is_too_large_and_not_told_to_come_back() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::mebibytes(2));
+    });
+    let mut refused = 0;
+    for words in (0..1200).step_by(100) {
+        let words: Vec<String> = (0..=words).map(|word| format!("word{word}")).collect();
+        let schema = json!({"type": "json_schema", "json_schema": {"schema": {"enum": words}}});
+        let body = question(json!({"max_tokens": 1, "response_format": schema}));
+        until("what the request before held is given back", || {
+            server.engine().request_memory().status().held.get() == 0
+        });
+        let response = post(&server, CHAT, &body);
+        if response.status == 200 {
+            assert_eq!(refused, 0, "what is smaller was refused");
+            continue;
+        }
+        let code = response.json()["error"]["code"].clone();
+        assert_eq!(
+            (response.status, code),
+            (413, json!("request_too_large")),
+            "{response:?}"
+        );
+        refused += 1;
+    }
+    assert!((1..12).contains(&refused), "{refused}");
+    assert_nothing_held(&server);
 }

@@ -211,7 +211,8 @@ impl World {
 
     fn freed(&mut self, id: ModelId) {
         let doing = matches!(self.step, Some(Step::Unload { id: other }) if other == id);
-        if self.arbiter.status(id).state == "unloading" && !doing {
+        let leaves = matches!(self.arbiter.models[id.0].phase, Phase::Leaving(_));
+        if leaves && !doing {
             self.arbiter.is_gone(id);
             self.held[id.0] = 0;
         }
@@ -442,4 +443,28 @@ fn those_who_wait_are_bounded() {
     assert_eq!((ask(0), ask(1)), (Asked::Waits, Asked::Waits));
     let full = Answer::Refused(NotLoaded::QueueFull);
     assert_eq!(ask(2), Asked::Answered(2, full));
+}
+
+#[test]
+fn a_model_whose_replies_may_still_end_is_said_to_be_unloading() {
+    let mut world = World::new(100, &[needs(20, 40, 40)]);
+    let done = Act::Done {
+        fails: false,
+        free: true,
+    };
+    world.act(&Act::Ask {
+        model: 0,
+        keep: None,
+    });
+    world.act(&done);
+    let state = |world: &World| world.arbiter.status(ModelId(0)).state;
+    assert_eq!(state(&world), "loaded");
+    world.act(&Act::Unload {
+        model: 0,
+        within: 5,
+    });
+    assert_eq!((state(&world), world.active.len()), ("unloading", 1));
+    world.act(&Act::End(0));
+    world.act(&done);
+    assert_eq!(state(&world), "unloaded");
 }
