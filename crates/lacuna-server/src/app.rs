@@ -134,6 +134,12 @@ impl App {
         self.config.service.max_running
     }
 
+    /// Requests of the engine that run and wait at once at most: more than these are never taken together.
+    pub(crate) fn most_requests(&self) -> usize {
+        let service = &self.config.service;
+        service.max_running.saturating_add(service.max_waiting)
+    }
+
     /// A name for a reply, different from those before it.
     pub(crate) fn reply_id(&self, prefix: &str) -> String {
         self.intake.reply_id(prefix)

@@ -30,17 +30,18 @@ pub(crate) struct Prompt {
 }
 
 impl Prompts {
-    /// Each of them, at least one.
-    pub(crate) fn read(self, app: &App) -> Result<Vec<Prompt>, ApiError> {
+    /// Each of them, at least one, and as many as there are `places` for them.
+    pub(crate) fn read(self, app: &App, places: usize) -> Result<Vec<Prompt>, ApiError> {
         let count = match &self {
             Self::Text(_) | Self::Tokens(_) => 1,
             Self::Texts(texts) => texts.len(),
             Self::Lists(lists) => lists.len(),
         };
-        if count == 0 || count > MOST_PROMPTS {
+        let most = MOST_PROMPTS.min(places);
+        if count == 0 || count > most {
             return Err(ApiError::field(
                 "prompt",
-                format!("{count} prompts, expected 1 to {MOST_PROMPTS}"),
+                format!("{count} prompts, expected 1 to {most}"),
             ));
         }
         let encoded = |text: String| -> Result<Prompt, ApiError> {

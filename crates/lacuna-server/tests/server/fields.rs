@@ -280,15 +280,28 @@ fn several_prompts_are_answered_as_each_of_them_alone() {
 }
 
 #[test]
-fn prompts_beyond_the_queue_are_refused_together_and_leave_nothing_behind() {
+fn more_prompts_than_ever_run_and_wait_at_once_are_refused_with_how_many_may_be() {
     let server = start_with(|config| {
         config.service.max_running = 1;
         config.service.max_waiting = 2;
     });
-    let many = json!({"prompt": vec!["Memory is"; 16], "max_tokens": 200, "ignore_eos": true});
-    let response = post(&server, COMPLETION, &many);
-    assert_eq!(response.status, 429, "{response:?}");
-    assert!(response.header("retry-after").is_some());
+    let several = |count: usize| {
+        let body = json!({"prompt": vec!["Memory is"; count], "max_tokens": 2, "ignore_eos": true});
+        post(&server, COMPLETION, &body)
+    };
+    // Nobody else is there, so coming back later would be of no use.
+    let refused = several(4);
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (400, None),
+        "{refused:?}"
+    );
+    let error = refused.json()["error"].clone();
+    assert_eq!(
+        (&error["param"], &error["message"]),
+        (&json!("prompt"), &json!("4 prompts, expected 1 to 3"))
+    );
+    assert_eq!(several(3).status, 200);
     assert_nothing_held(&server);
     posted(&server, COMPLETION, &completion(json!({})));
 }
