@@ -171,7 +171,7 @@ impl App {
         }
         let place = self.intake.preparation.place().await;
         let bytes = purpose.bytes(&received.extent, &limits);
-        let memory = self.intake.bodies.take(bytes).await?;
+        let memory = self.intake.bodies.take_beside(bytes, &received).await?;
         let work = move |app: &Self| received.object().and_then(|object| work(app, object));
         self.work(place, memory, work).await
     }
@@ -241,7 +241,7 @@ impl App {
                 return_freed_memory();
             }
             Ok(Prepared {
-                value: value?,
+                value: value.map_err(|error| error.of_holder(memory.bytes()))?,
                 memory,
             })
         };

@@ -164,6 +164,20 @@ impl Bodies {
                 let large = tokio::time::timeout(self.limits.memory_wait, waiting).await;
                 // The semaphore is never closed.
                 let large = large.ok().and_then(Result::ok);
+    /// The same for a body that is held meanwhile: what does not fit beside it is not waited for.
+    pub(crate) async fn take_beside(
+        &self,
+        bytes: usize,
+        received: &Received,
+    ) -> Result<HeldMemory, ApiError> {
+        let limit = self.memory.limit();
+        let needed = ByteLength::new(bytes.saturating_add(received.memory.bytes()) as u64);
+        if needed > limit {
+            return Err(MemoryRefusal::TooLarge { needed, limit }.into());
+        }
+        self.take(bytes).await
+    }
+
                 Some(large.ok_or_else(|| self.memory.full(bytes))?)
             }
         };

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Failure, MemoryRefusal, Refusal};
 use lacuna_files::LostFile;
 use lacuna_models::PromptError;
+use lacuna_pages::ByteLength;
 use lacuna_text::template::TemplateError;
 use lacuna_text::tokenizer::TokenizerError;
 use serde_json::{Value, json};
@@ -67,6 +68,8 @@ impl ApiError {
 
     /// A field of the request that cannot be used.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+    /// Memory that was not free, if it failed for that.
+    missing: Option<MemoryRefusal>,
         Self {
             param: Some(param.into()),
             ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message)
@@ -77,6 +80,7 @@ impl ApiError {
     pub(crate) fn of(self, param: &str) -> Self {
         Self {
             param: Some(param.to_owned()),
+            missing: None,
             ..self
         }
     }
@@ -96,6 +100,18 @@ impl ApiError {
                 .fold(self.message, |message, (name, other)| match begins(name) {
                     true => message.replace(&format!("`{name}"), &format!("`{other}")),
                     false => message.replace(name, other),
+    /// The same about a request that holds `held` bytes itself: what would not be free if it were alone never is.
+    pub(crate) fn of_holder(self, held: usize) -> Self {
+        let Some(MemoryRefusal::Full { needed, limit }) = self.missing else {
+            return self;
+        };
+        let needed = ByteLength::new(needed.get().saturating_add(held as u64));
+        match needed > limit {
+            true => MemoryRefusal::TooLarge { needed, limit }.into(),
+            false => self,
+        }
+    }
+
                 });
         let rename = |param: String| {
             let renamed = names.iter().find_map(|(name, other)| match begins(name) {
@@ -358,7 +374,10 @@ impl From<MemoryRefusal> for ApiError {
             MemoryRefusal::TooLarge { .. } => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
             }
-            MemoryRefusal::Full { .. } => Self::unavailable("request_memory_full", message),
+            MemoryRefusal::Full { .. } => Self {
+                missing: Some(refusal),
+                ..Self::unavailable("request_memory_full", message)
+            },
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use lacuna_engine::{Constraint, ConstraintError, HeldMemory, RequestMemory};
+use lacuna_engine::{Constraint, ConstraintError, HeldMemory, MemoryRefusal, RequestMemory};
 use lacuna_models::Model;
 use lacuna_text::reply::{Piece, Reader};
 use llguidance::api::StopReason;
@@ -68,9 +68,7 @@ impl Grammars {
             memory: Mutex::new(memory),
             least,
         };
-        tables
-            .hold()
-            .map_err(|error| ApiError::unavailable("request_memory_full", error.to_string()))?;
+        tables.hold()?;
         let grammar = Grammar {
             matcher,
             tables: Arc::new(tables),
@@ -162,18 +160,14 @@ struct Tables {
 
 impl Tables {
     /// Takes what has been added since the last token.
-    fn hold(&self) -> Result<(), ConstraintError> {
+    fn hold(&self) -> Result<(), MemoryRefusal> {
         // Hash tables and lists that have just doubled.
         let counted = 2 * self.parser.lexer_stats().num_bytes;
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if self.least / 2 + counted <= memory.bytes() {
             return Ok(());
         }
-        let grown = memory.resize(self.least / 2 + counted + GROWTH_BYTES);
-        grown.map_err(|refused| {
-            let refused = refused.to_string();
-            ConstraintError(format!("the schema takes more and more states: {refused}"))
-        })
+        memory.resize(self.least / 2 + counted + GROWTH_BYTES)
     }
 }
 
@@ -191,7 +185,10 @@ impl Constraint for Grammar {
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|_| dead_end())?;
-        self.tables.hold()?;
+        let held = self.tables.hold();
+        held.map_err(|refused| {
+            ConstraintError(format!("the schema takes more and more states: {refused}"))
+        })?;
         if forbid(&mask, logits) == 0 {
             return Err(dead_end());
         }

@@ -1,9 +1,11 @@
 //! Replies that must conform.
 
+use lacuna_pages::ByteLength;
 use serde_json::{Value, json};
 
 use crate::support::{
     CHAT, COMPLETION, assert_nothing_held, post, posted, question, start, start_spoken, start_with,
+    until,
 };
 
 fn person() -> Value {
@@ -658,4 +660,36 @@ fn thoughts_end_when_their_tokens_are_used_up() {
         }
         assert_nothing_held(&server);
     }
+}
+
+/// A schema for which there would be no room if nothing else were held is refused for good: who is told to come back
+/// would do so for ever.
+#[test]
+fn a_schema_that_never_fits_what_requests_may_hold_is_too_large_and_not_told_to_come_back() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::mebibytes(2));
+    });
+    let mut refused = 0;
+    for words in (0..1200).step_by(100) {
+        let words: Vec<String> = (0..=words).map(|word| format!("word{word}")).collect();
+        let schema = json!({"type": "json_schema", "json_schema": {"schema": {"enum": words}}});
+        let body = question(json!({"max_tokens": 1, "response_format": schema}));
+        until("what the request before held is given back", || {
+            server.engine().request_memory().status().held.get() == 0
+        });
+        let response = post(&server, CHAT, &body);
+        if response.status == 200 {
+            assert_eq!(refused, 0, "what is smaller was refused");
+            continue;
+        }
+        let code = response.json()["error"]["code"].clone();
+        assert_eq!(
+            (response.status, code),
+            (413, json!("request_too_large")),
+            "{response:?}"
+        );
+        refused += 1;
+    }
+    assert!((1..12).contains(&refused), "{refused}");
+    assert_nothing_held(&server);
 }
