@@ -271,15 +271,21 @@ fn without_anchors(pattern: &str) -> &str {
 }
 
 fn choice(field: &'static str, texts: Option<Vec<String>>) -> Result<Option<Format>, ApiError> {
-    let texts = texts.unwrap_or_default();
+    let Some(texts) = texts else {
+        return Ok(None);
+    };
+    if texts.iter().all(String::is_empty) {
+        return Err(ApiError::field(
+            field,
+            format!("`{field}` must have a text that is not empty"),
+        ));
+    }
     let literals: Vec<String> = texts.iter().map(|text| gbnf::literal(text)).collect();
     let alternatives = text(field, Some(literals.join("|")))?;
-    Ok(alternatives
-        .filter(|_| !texts.is_empty())
-        .map(|all| Format {
-            field,
-            kind: Kind::Regex(all),
-        }))
+    Ok(alternatives.map(|all| Format {
+        field,
+        kind: Kind::Regex(all),
+    }))
 }
 
 fn grammar(field: &'static str, grammar: Option<String>) -> Result<Option<Format>, ApiError> {

@@ -593,6 +593,18 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
             json!({"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}),
             "guided_json",
             "nothing conforms",
+        // There is no text to choose.
+        (
+            json!({"structured_outputs": {"choice": []}}),
+            "structured_outputs.choice",
+            "not empty",
+        ),
+        (
+            json!({"structured_outputs": {"choice": [""]}}),
+            "structured_outputs.choice",
+            "not empty",
+        ),
+        (json!({"guided_choice": []}), "guided_choice", "not empty"),
         ),
     ] {
         let mut body = question(json!({"max_tokens": 4}));
@@ -606,7 +618,7 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
         let message = error["error"]["message"].as_str().expect("a message");
         assert!(message.contains(why), "{field}: {message}");
     }
-    let nothing = json!({"max_tokens": 4, "guided_json": null, "guided_regex": "", "guided_choice": [], "grammar": "",
+    let nothing = json!({"max_tokens": 4, "guided_json": null, "guided_regex": "", "guided_choice": null, "grammar": "",
         "json_schema": false, "structured_outputs": {}, "response_format": {"type": "text"}, "ebnf": null});
     posted(&server, CHAT, &question(nothing));
     assert_nothing_held(&server);
