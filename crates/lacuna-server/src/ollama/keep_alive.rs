@@ -19,16 +19,17 @@ pub(crate) enum KeepAlive {
 }
 
 /// One model that there is alone stays, so every time it is to be kept at least is kept to. That it be unloaded is
-/// asked in vain, and named.
+/// asked in vain, and named. Returns whether the model is unloaded after the request because that asks for it.
 pub(crate) fn check_keep_alive(
     asked: Option<&KeepAlive>,
     unloads: bool,
     ignored: &mut Ignored,
-) -> Result<(), ApiError> {
+) -> Result<bool, ApiError> {
     let kept = asked.map(KeepAlive::time).transpose()?;
     match kept {
-        Some(Some(Duration::ZERO)) if !unloads => ignored.note("keep_alive"),
-        _ => Ok(()),
+        Some(Some(Duration::ZERO)) if unloads => Ok(true),
+        Some(Some(Duration::ZERO)) => ignored.note("keep_alive").map(|()| false),
+        _ => Ok(false),
     }
 }
 

@@ -56,10 +56,18 @@ impl HasImages for Read {
     }
 }
 
+/// What is to be done, once that is ready.
+enum Work {
+    /// Nothing, as [`request::Work::None`].
+    None {
+        unloads: bool,
+    },
+    Reply(Box<(Request, Reader)>),
+}
+
 /// A request that is ready to run.
 struct Asked {
-    /// None, if only the model was asked for, which is there.
-    work: Option<(Request, Reader)>,
+    work: Work,
     streamed: bool,
     form: Form,
     ignored: Ignored,
@@ -113,8 +121,9 @@ async fn answer(
     let prepared = app.prepare_shown(body, read, finish).await?;
     let asked = prepared.value;
     let mut response = match asked.work {
-        None => Json(asked.form.loaded()).into_response(),
-        Some((request, reader)) => {
+        Work::None { unloads } => Json(asked.form.without_reply(unloads)).into_response(),
+        Work::Reply(work) => {
+            let (request, reader) = *work;
             let streams = app.submit(vec![request], prepared.memory).await?;
             match asked.streamed {
                 true => events::respond(streams, reader, Lines::new(asked.form)).await?,
@@ -137,11 +146,16 @@ fn prepare(
 ) -> Result<Asked, ApiError> {
     let id = app.reply_id("call");
     let work = match wanted.work {
-        request::Work::None => None,
-        request::Work::Chat(chat) => Some(chat.request(app, client, &id, &mut ignored)?),
-        request::Work::Raw(prompt, parameters) => {
-            Some(request::continued(app, client, &prompt, &parameters)?)
+        request::Work::None { unloads } => Work::None { unloads },
+        request::Work::Chat(chat) => {
+            Work::Reply(Box::new(chat.request(app, client, &id, &mut ignored)?))
         }
+        request::Work::Raw(prompt, parameters) => Work::Reply(Box::new(request::continued(
+            app,
+            client,
+            &prompt,
+            &parameters,
+        )?)),
     };
     Ok(Asked {
         work,

@@ -105,11 +105,11 @@ impl Form {
         }
     }
 
-    /// That the model is there.
-    pub(super) fn loaded(&self) -> Line<'_> {
+    /// That the model is there, or goes.
+    pub(super) fn without_reply(&self, unloads: bool) -> Line<'_> {
         Line {
             done: true,
-            done_reason: Some("load"),
+            done_reason: Some(if unloads { "unload" } else { "load" }),
             ..self.line("", "", Vec::new())
         }
     }

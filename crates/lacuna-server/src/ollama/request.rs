@@ -146,8 +146,10 @@ pub(super) struct Wanted {
 
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Nothing: it is asked that the model be loaded, which it is.
-    None,
+    /// Nothing: it is asked that the model be loaded, which it is, or unloaded, which it will be.
+    None {
+        unloads: bool,
+    },
     Chat(Box<Chat>),
     /// A text is continued as it is.
     Raw(String, Box<Parameters>),
@@ -163,11 +165,11 @@ struct Settings {
 impl ChatRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
         app.check_tagged(&self.model)?;
-        check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
+        let unloads = check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
         let streamed = self.stream != Some(false);
         let messages = self.messages.unwrap_or_default();
         if messages.is_empty() {
-            return Ok(Wanted::nothing());
+            return Ok(Wanted::nothing(unloads));
         }
         let mut tools = self.tools.unwrap_or_default();
         fields::take_unknown_of_tools(&mut tools, ignored)?;
@@ -192,11 +194,11 @@ impl ChatRequest {
 impl GenerateRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
         app.check_tagged(&self.model)?;
-        check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
+        let unloads = check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
         self.check()?;
         let streamed = self.stream != Some(false);
         let Some(prompt) = self.prompt.filter(|prompt| !prompt.is_empty()) else {
-            return Ok(Wanted::nothing());
+            return Ok(Wanted::nothing(unloads));
         };
         let settings = Settings {
             options: self.options,
@@ -255,15 +257,15 @@ impl HasImages for Wanted {
     fn images(&mut self) -> &mut [Image] {
         match &mut self.work {
             Work::Chat(chat) => chat.images(),
-            Work::None | Work::Raw(..) => &mut [],
+            Work::None { .. } | Work::Raw(..) => &mut [],
         }
     }
 }
 
 impl Wanted {
-    fn nothing() -> Self {
+    fn nothing(unloads: bool) -> Self {
         Self {
-            work: Work::None,
+            work: Work::None { unloads },
             streamed: false,
         }
     }

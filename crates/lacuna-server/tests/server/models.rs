@@ -306,6 +306,13 @@ fn ollamas_clients_see_what_there_is_and_what_is_loaded_and_say_for_how_long() {
     );
     let response = post(server.address(), "/api/generate", &load(json!(0)));
     assert_eq!(response.header("x-lacuna-ignored"), None);
+    assert_eq!(response.json()["done_reason"], "unload");
+    wait_for(server.address(), ["unloaded"; 3]);
+    let chat = json!({"model": "one", "messages": [], "keep_alive": "0"});
+    assert_eq!(
+        posted(server.address(), "/api/chat", &chat)["done_reason"],
+        "unload"
+    );
     wait_for(server.address(), ["unloaded"; 3]);
     assert_eq!(
         post(server.address(), "/api/generate", &load(json!("soon"))).status,
