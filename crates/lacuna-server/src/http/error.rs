@@ -17,6 +17,7 @@ use lacuna_text::template::TemplateError;
 use lacuna_text::tokenizer::TokenizerError;
 use serde_json::{Value, json};
 
+use crate::anthropic;
 use crate::http::connections::HEAD_BYTES;
 use crate::local::Problem;
 
@@ -37,10 +38,24 @@ pub(crate) enum Interface {
 impl Interface {
     /// The one that `path` belongs to.
     pub(crate) fn of(path: &str) -> Self {
+        let is_below = |parent: &str| {
+            let rest = path.strip_prefix(parent);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         match path {
-            "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
+            _ if is_below("/v1/messages") => Self::Anthropic,
             _ if path.starts_with("/api/") => Self::Ollama,
             _ => Self::OpenAi,
+        }
+    }
+
+    /// The one that a request is in: paths of models belong to two, of which clients of Anthropic say that they are.
+    fn asked(request: &Request) -> Self {
+        let path = request.uri().path();
+        let is_shared = path == "/v1/models" || path.starts_with("/v1/models/");
+        match is_shared && anthropic::is_spoken(request.headers()) {
+            true => Self::Anthropic,
+            false => Self::of(path),
         }
     }
 }
@@ -53,6 +68,8 @@ pub(crate) struct ApiError {
     param: Option<String>,
     message: String,
     retry_after: Option<Duration>,
+    /// Memory that was not free, if it failed for that.
+    missing: Option<MemoryRefusal>,
 }
 
 impl ApiError {
@@ -63,13 +80,12 @@ impl ApiError {
             param: None,
             message: message.into(),
             retry_after: None,
+            missing: None,
         }
     }
 
     /// A field of the request that cannot be used.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
-    /// Memory that was not free, if it failed for that.
-    missing: Option<MemoryRefusal>,
         Self {
             param: Some(param.into()),
             ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message)
@@ -80,8 +96,19 @@ impl ApiError {
     pub(crate) fn of(self, param: &str) -> Self {
         Self {
             param: Some(param.to_owned()),
-            missing: None,
             ..self
+        }
+    }
+
+    /// The same about a request that holds `held` bytes itself: what would not be free if it were alone never is.
+    pub(crate) fn of_holder(self, held: usize) -> Self {
+        let Some(MemoryRefusal::Full { needed, limit }) = self.missing else {
+            return self;
+        };
+        let needed = ByteLength::new(needed.get().saturating_add(held as u64));
+        match needed > limit {
+            true => MemoryRefusal::TooLarge { needed, limit }.into(),
+            false => self,
         }
     }
 
@@ -100,18 +127,6 @@ impl ApiError {
                 .fold(self.message, |message, (name, other)| match begins(name) {
                     true => message.replace(&format!("`{name}"), &format!("`{other}")),
                     false => message.replace(name, other),
-    /// The same about a request that holds `held` bytes itself: what would not be free if it were alone never is.
-    pub(crate) fn of_holder(self, held: usize) -> Self {
-        let Some(MemoryRefusal::Full { needed, limit }) = self.missing else {
-            return self;
-        };
-        let needed = ByteLength::new(needed.get().saturating_add(held as u64));
-        match needed > limit {
-            true => MemoryRefusal::TooLarge { needed, limit }.into(),
-            false => self,
-        }
-    }
-
                 });
         let rename = |param: String| {
             let renamed = names.iter().find_map(|(name, other)| match begins(name) {
@@ -289,7 +304,7 @@ impl IntoResponse for ApiError {
 
 /// Says errors of all kinds, whoever found them, in the form of the interface that was asked.
 pub(crate) async fn speak(request: Request, next: Next) -> Response {
-    let interface = Interface::of(request.uri().path());
+    let interface = Interface::asked(&request);
     let mut response = next.run(request).await;
     let error = response.extensions_mut().remove::<ApiError>();
     match error {

@@ -435,6 +435,23 @@ fn errors_have_the_form_of_the_interface() {
         let message = body["error"]["message"].as_str().expect("a text");
         assert!(message.contains(says), "{more}: {message}");
     }
+    // Paths that are clients' of OpenAI too, and those that nothing is at.
+    let version = [("anthropic-version", "2023-06-01")];
+    for (path, headers, is_ours) in [
+        ("/v1/models/zzz", &version[..], true),
+        ("/v1/models/zzz", &[], false),
+        ("/v1/messages/batches", &version, true),
+    ] {
+        let response = raw(&server, &request("GET", path, headers, b""));
+        let body = response.json();
+        assert_eq!(response.status, 404, "{path}: {body}");
+        assert_eq!(body["type"] == "error", is_ours, "{path}: {body}");
+        assert_eq!(
+            body["error"]["type"] == "not_found_error",
+            is_ours,
+            "{path}: {body}"
+        );
+    }
     for (method, path, status) in [("GET", MESSAGES, 405), ("POST", MESSAGES, 400)] {
         let response = raw(&server, &request(method, path, &[], b"not JSON"));
         assert_eq!(
