@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
+use crate::openai::logprobs::TextPlace;
 use crate::openai::parameters::UsageChunks;
 use crate::openai::reply::{self, ChoiceText, Content, Dialect, Form};
 use crate::reply::events::{EVENT_STREAM, Writer, data};
@@ -13,8 +14,8 @@ use crate::reply::{Part, Reader};
 pub(crate) struct Chunks {
     form: Form,
     usage: UsageChunks,
-    /// Per choice, the character at which its next token begins.
-    offsets: Vec<usize>,
+    /// Per choice, where in its text the next token stands.
+    places: Vec<TextPlace>,
 }
 
 impl Chunks {
@@ -22,7 +23,7 @@ impl Chunks {
         Self {
             form,
             usage,
-            offsets: vec![0; choices],
+            places: vec![TextPlace::default(); choices],
         }
     }
 
@@ -100,9 +101,9 @@ impl Writer for Chunks {
         if !shows && part.finish.is_none() {
             return Ok(());
         }
-        let offset = &mut self.offsets[part.choice];
-        let (logprobs, next) = self.form.scores(&part, *offset)?;
-        *offset = next;
+        let place = std::mem::take(&mut self.places[part.choice]);
+        let (logprobs, next) = self.form.scores(&part, place)?;
+        self.places[part.choice] = next;
         let choice = ChoiceText {
             index: part.choice,
             content: match self.form.dialect {

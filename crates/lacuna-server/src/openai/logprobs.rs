@@ -37,9 +37,42 @@ pub(crate) enum Scores {
         token_logprobs: List,
         top_logprobs: List,
         text_offset: List,
-        /// The character at which the next token's text begins.
-        next_offset: usize,
+        next: TextPlace,
     },
+}
+
+/// Where in a text the next of its tokens stands. Tokens may end within a character.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TextPlace {
+    /// The character at which it begins, or that it goes on with.
+    character: usize,
+    /// What there is of a character that is not complete.
+    begun: Vec<u8>,
+}
+
+impl TextPlace {
+    /// Goes on behind a token of these bytes. What cannot become a character is one U+FFFD, as it is in the text.
+    fn pass(&mut self, bytes: &[u8]) {
+        self.begun.extend_from_slice(bytes);
+        let mut rest = self.begun.as_slice();
+        while let Err(error) = std::str::from_utf8(rest) {
+            let (whole, other) = rest.split_at(error.valid_up_to());
+            self.character += characters(whole);
+            let Some(length) = error.error_len() else {
+                self.begun = other.to_vec();
+                return;
+            };
+            self.character += 1;
+            rest = &other[length..];
+        }
+        self.character += characters(rest);
+        self.begun.clear();
+    }
+}
+
+/// How many there are in valid UTF-8: all bytes but those that go on with one.
+fn characters(text: &[u8]) -> usize {
+    text.iter().filter(|&&byte| byte & 0xC0 != 0x80).count()
 }
 
 /// [`Scores`] that are complete.
@@ -109,14 +142,14 @@ impl Scores {
         Self::Chat(List::default())
     }
 
-    /// Of a part of a text that begins at character `next_offset`.
-    pub(crate) fn of_text_from(next_offset: usize) -> Self {
+    /// Of a part of a text whose first token stands at `next`.
+    pub(crate) fn of_text_from(next: TextPlace) -> Self {
         Self::Text {
             tokens: List::default(),
             token_logprobs: List::default(),
             top_logprobs: List::default(),
             text_offset: List::default(),
-            next_offset,
+            next,
         }
     }
 
@@ -137,11 +170,11 @@ impl Scores {
                 token_logprobs,
                 top_logprobs,
                 text_offset,
-                next_offset,
+                next,
             } => {
                 let logprobs = scored.logprobs.as_ref();
-                text_offset.push(&Value::from(*next_offset))?;
-                *next_offset += names.text(scored.token).chars().count();
+                text_offset.push(&Value::from(next.character))?;
+                next.pass(names.bytes(scored.token));
                 tokens.push(&Value::from(names.name(scored.token)))?;
                 let chosen = logprobs.map(|logprobs| finite(logprobs.chosen));
                 token_logprobs.push(&Value::from(chosen))?;
@@ -151,11 +184,11 @@ impl Scores {
         }
     }
 
-    /// The character at which the next token's text begins.
-    pub(crate) fn next_offset(&self) -> usize {
+    /// Where the next token of the text stands.
+    pub(crate) fn next(&self) -> TextPlace {
         match self {
-            Self::Chat(_) => 0,
-            Self::Text { next_offset, .. } => *next_offset,
+            Self::Chat(_) => TextPlace::default(),
+            Self::Text { next, .. } => next.clone(),
         }
     }
 
@@ -283,4 +316,34 @@ fn chat_entry(names: TokenNames<'_>, token: u32, logprob: f32) -> Value {
 
 fn finite(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TextPlace;
+
+    #[test]
+    fn offsets_are_of_the_text_where_tokens_end_within_characters() {
+        let offsets = |tokens: &[&[u8]]| {
+            let mut place = TextPlace::default();
+            let offsets = tokens.iter().map(|bytes| {
+                let before = place.character;
+                place.pass(bytes);
+                before
+            });
+            let offsets: Vec<usize> = offsets.collect();
+            (offsets, place.character)
+        };
+        assert_eq!(offsets(&[b"ab", b"c"]), (vec![0, 2], 3));
+        // U+1F600 by its bytes, between two letters.
+        let face = [&b"a"[..], b"\xF0", b"\x9F", b"\x98", b"\x80", b"b"];
+        assert_eq!(offsets(&face), (vec![0, 1, 1, 1, 1, 2], 3));
+        // A token may end one character and begin another.
+        let between = [&b"a\xC3"[..], b"\xA9\xC3", b"\xA8b"];
+        assert_eq!(offsets(&between), (vec![0, 1, 2], 4));
+        let broken = [&b"\xF0\x9F"[..], b"a", b"\xFF", b"b"];
+        assert_eq!(offsets(&broken), (vec![0, 0, 2, 3], 4));
+        let text = String::from_utf8_lossy(b"\xF0\x9Fa\xFFb").chars().count();
+        assert_eq!(text, 4);
+    }
 }

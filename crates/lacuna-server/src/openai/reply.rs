@@ -14,7 +14,7 @@ use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::openai::chunks::Chunks;
-use crate::openai::logprobs::{PromptScores, Scores, ScoresText, TokenNames};
+use crate::openai::logprobs::{PromptScores, Scores, ScoresText, TextPlace, TokenNames};
 use crate::openai::parameters::Delivery;
 use crate::reply::streams::Streams;
 use crate::reply::whole::{self, Gathered};
@@ -118,7 +118,7 @@ async fn send_whole(
     mut reader: Reader,
     form: &Form,
 ) -> Result<Response, ApiError> {
-    let scores = || form.empty_scores(0);
+    let scores = || form.empty_scores(TextPlace::default());
     let (mut gathered, memory) =
         whole::gather(streams, &mut reader, scores, form.names(), &form.bodies).await?;
     let scores: Vec<_> = gathered
@@ -195,28 +195,28 @@ impl Form {
         Self { ignored, ..self }
     }
 
-    /// The scores of a part's tokens, and the character at which the next part's text begins.
+    /// The scores of a part's tokens, the first of which stands at `place`, and where the next part's does.
     ///
     /// # Errors
     /// When the system refuses memory.
     pub(super) fn scores(
         &self,
         part: &Part,
-        offset: usize,
-    ) -> Result<(Option<ScoresText>, usize), TryReserveError> {
-        let mut scores = self.empty_scores(offset);
+        place: TextPlace,
+    ) -> Result<(Option<ScoresText>, TextPlace), TryReserveError> {
+        let mut scores = self.empty_scores(place);
         for scored in &part.scored {
             scores.push(self.names(), scored)?;
         }
-        let next = scores.next_offset();
+        let next = scores.next();
         Ok((scores.close(), next))
     }
 
-    /// Scores of a text that begins at character `offset`.
-    fn empty_scores(&self, offset: usize) -> Scores {
+    /// Scores of a text whose first token stands at `place`.
+    fn empty_scores(&self, place: TextPlace) -> Scores {
         match self.dialect {
             Dialect::Chat => Scores::of_chat(),
-            Dialect::Text => Scores::of_text_from(offset),
+            Dialect::Text => Scores::of_text_from(place),
         }
     }
 
