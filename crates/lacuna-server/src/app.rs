@@ -190,7 +190,8 @@ impl App {
     {
         let work = move |app: &Self, object| {
             let mut asked = read(app, object)?;
-            app.check_images(asked.images())?;
+            let seen = app.check_images(asked.images());
+            seen.map_err(|error| error.renamed(&[("messages", R::FIELD)]))?;
             match asked.images().iter().any(Image::is_elsewhere) {
                 true => Ok(Step::Fetch(asked, finish)),
                 false => finish(app, asked).map(Step::Done),

@@ -30,6 +30,9 @@ pub(crate) enum Image {
 
 /// What has images that may have to be fetched before it can be gone on with.
 pub(crate) trait HasImages {
+    /// The field that has them.
+    const FIELD: &'static str = "messages";
+
     fn images(&mut self) -> &mut [Image];
 }
 

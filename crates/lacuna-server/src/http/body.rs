@@ -21,7 +21,7 @@ use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
-use crate::http::wording::reworded;
+use crate::http::wording::{missing, reworded};
 use crate::kept::Kept;
 
 /// A body up to this size is received whatever larger ones hold.
@@ -334,11 +334,12 @@ pub(crate) fn read<T: DeserializeOwned>(
     let read = T::deserialize(serde_ignored::Deserializer::new(value, &mut note));
     let value = read.map_err(|error| {
         let path = track.path().to_string();
-        let message = reworded(&error.to_string());
-        if path == "." {
-            ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
-        } else {
-            ApiError::field(path.clone(), format!("`{path}`: {message}"))
+        let error = error.to_string();
+        let message = reworded(&error);
+        match (path.as_str(), missing(&error)) {
+            (".", Some(field)) => ApiError::field(field, message),
+            (".", None) => ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message),
+            _ => ApiError::field(path.clone(), format!("`{path}`: {message}")),
         }
     })?;
     refused.map(|()| value)

@@ -7,14 +7,12 @@ pub(crate) fn reworded(message: &str) -> String {
         .or(message.strip_prefix("invalid value: "))
         .or(message.strip_prefix("invalid length "));
     if let Some((found, expected)) = wrong.and_then(|rest| rest.split_once(", expected ")) {
-        return format!(
-            "expected {}, found {}",
-            expectation(expected),
-            finding(found)
-        );
+        let range = range(found, expected);
+        let expected = range.as_deref().unwrap_or_else(|| expectation(expected));
+        return format!("expected {expected}, found {}", finding(found));
     }
-    if let Some(field) = message.strip_prefix("missing field ") {
-        return format!("{field} is missing");
+    if let Some(field) = missing(message) {
+        return format!("`{field}` is missing");
     }
     let known = |rest: &str, is: &str| {
         let (name, known) = rest.split_once(", expected ")?;
@@ -27,6 +25,30 @@ pub(crate) fn reworded(message: &str) -> String {
         .and_then(|rest| known(rest, "one of"))
         .or_else(|| field.and_then(|rest| known(rest, "a field that is known; there are")))
         .unwrap_or_else(|| message.to_owned())
+}
+
+/// The field that is missing, if that is what it says.
+pub(crate) fn missing(message: &str) -> Option<&str> {
+    let name = message.strip_prefix("missing field ")?;
+    name.strip_prefix('`')?.strip_suffix('`')
+}
+
+/// What the library expects of a whole number that is one, and is out of range.
+fn range(found: &str, expected: &str) -> Option<String> {
+    let found = found.strip_prefix("integer `")?.strip_suffix('`')?;
+    let found: i128 = found.parse().ok()?;
+    let (least, most): (i128, i128) = match expected {
+        "i8" => (i8::MIN.into(), i8::MAX.into()),
+        "i16" => (i16::MIN.into(), i16::MAX.into()),
+        "i32" => (i32::MIN.into(), i32::MAX.into()),
+        "i64" | "isize" => (i64::MIN.into(), i64::MAX.into()),
+        "u8" => (0, u8::MAX.into()),
+        "u16" => (0, u16::MAX.into()),
+        "u32" => (0, u32::MAX.into()),
+        _ => return None,
+    };
+    let is_beyond = found > most || (least < 0 && found < least);
+    is_beyond.then(|| format!("a whole number from {least} to {most}"))
 }
 
 /// What the library expects: types of the program's own, mostly.
@@ -83,6 +105,18 @@ mod tests {
             (
                 "invalid value: integer `0`, expected a nonzero usize",
                 "expected a whole number of 1 or more, found 0",
+            ),
+            (
+                "invalid value: integer `9223372036854775808`, expected i64",
+                "expected a whole number from -9223372036854775808 to 9223372036854775807, found 9223372036854775808",
+            ),
+            (
+                "invalid value: integer `4294967296`, expected u32",
+                "expected a whole number from 0 to 4294967295, found 4294967296",
+            ),
+            (
+                "invalid value: integer `-1`, expected u32",
+                "expected a whole number of 0 or more, found -1",
             ),
             (
                 "invalid type: map, expected a sequence",

@@ -324,6 +324,13 @@ impl Options {
             );
             return Err(ApiError::field(field, message));
         }
+        if self.num_predict == Some(0) {
+            let field = "options.num_predict";
+            let message = format!(
+                "`{field}` must be at least 1, or below 0 for as many tokens as there is room for"
+            );
+            return Err(ApiError::field(field, message));
+        }
         Parameters {
             session: self.session,
             // Below zero: until the model ends or the context is full.

@@ -489,6 +489,10 @@ fn reason(error: &str) -> &'static str {
 fn of_a_grammar(error: &str) -> String {
     /// Enough for a place and what is wrong there.
     const MOST_CHARACTERS: usize = 300;
+    // What the library calls it when no token may come and the text is not at its end.
+    if error.contains("NoExtensionBias") {
+        return "nothing conforms to it; see that every definition comes to an end".to_owned();
+    }
     let line = error.lines().find(|line| !line.trim().is_empty());
     let line = line.unwrap_or("it is no grammar").trim();
     line.chars().take(MOST_CHARACTERS).collect()

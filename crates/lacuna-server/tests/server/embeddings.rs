@@ -157,7 +157,7 @@ fn what_cannot_be_embedded_is_refused_by_its_place() {
     let long = "a ".repeat(MOST_TOKENS);
     let many = vec!["a"; 2049];
     for (body, status, param) in [
-        (json!({}), 400, Value::Null),
+        (json!({}), 400, json!("input")),
         (json!({"input": ""}), 400, json!("input[0]")),
         (json!({"input": []}), 400, json!("input")),
         (json!({"input": [[]]}), 400, json!("input[0]")),
@@ -542,8 +542,8 @@ fn what_cannot_be_scored_is_refused_by_its_place() {
     let server = start_folder(&folder);
     let long = "a ".repeat(MOST_TOKENS);
     for (body, param) in [
-        (json!({"query": "a"}), Value::Null),
-        (json!({"documents": ["a"]}), Value::Null),
+        (json!({"query": "a"}), json!("documents")),
+        (json!({"documents": ["a"]}), json!("query")),
         (json!({"query": "", "documents": ["a"]}), json!("query")),
         (json!({"query": "a", "documents": []}), json!("documents")),
         (

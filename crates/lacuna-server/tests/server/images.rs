@@ -473,6 +473,15 @@ fn a_model_without_eyes_says_so() {
     let refused = post(&server, CHAT, &chat(&[data_url(0)]));
     assert_eq!(refused.status, 400);
     assert!(refused.body.contains("reads text alone"), "{refused:?}");
+    let refused = post(
+        &server,
+        "/v1/responses",
+        &responses(&[data_url(0)], json!({})),
+    );
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (400, &json!("input"))
+    );
     assert_nothing_held(&server);
 }
 

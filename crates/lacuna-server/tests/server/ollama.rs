@@ -309,7 +309,7 @@ fn errors_are_a_text() {
             OLLAMA_CHAT,
             question(json!({"options": {"num_predict": 0}})),
             400,
-            "`options.num_predict`",
+            "`options.num_predict` must be at least 1, or below 0",
         ),
         (
             OLLAMA_CHAT,

@@ -74,6 +74,7 @@ fn fields_that_are_wrong_are_named() {
         (json!({"frequency_penalty": 3}), "frequency_penalty"),
         (json!({"repetition_penalty": 0}), "repetition_penalty"),
         (json!({"seed": "x"}), "seed"),
+        (json!({"seed": 1_u64 << 63}), "seed"),
         (json!({"stop": 5}), "stop"),
         (json!({"stream": "yes"}), "stream"),
         (
@@ -99,6 +100,14 @@ fn fields_that_are_wrong_are_named() {
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
         refused(&server, CHAT, &question(more), Some(param));
+    }
+    for (path, field) in [
+        (CHAT, "messages"),
+        (COMPLETION, "prompt"),
+        ("/detokenize", "tokens"),
+        ("/memory", "budget_bytes"),
+    ] {
+        refused(&server, path, &json!({}), Some(field));
     }
     assert_nothing_held(&server);
     posted(&server, CHAT, &question(json!({})));

@@ -556,7 +556,11 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
         .collect();
     for (said, field, why) in [
         (json!({"grammar": "root ::= \"a"}), "grammar", "line 1"),
-        (json!({"grammar": "root ::= root"}), "grammar", ""),
+        (
+            json!({"grammar": "root ::= root"}),
+            "grammar",
+            "comes to an end",
+        ),
         (json!({"ebnf": "start: WORD"}), "ebnf", "WORD"),
         (
             json!({"guided_grammar": format!("start: r0\n{chain}r600: \"b\"")}),
@@ -589,10 +593,6 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
             "missing",
         ),
         (json!({"json_schema": "{"}), "json_schema", "JSON"),
-        (
-            json!({"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}),
-            "guided_json",
-            "nothing conforms",
         // There is no text to choose.
         (
             json!({"structured_outputs": {"choice": []}}),
@@ -605,6 +605,10 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
             "not empty",
         ),
         (json!({"guided_choice": []}), "guided_choice", "not empty"),
+        (
+            json!({"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}),
+            "guided_json",
+            "nothing conforms",
         ),
     ] {
         let mut body = question(json!({"max_tokens": 4}));

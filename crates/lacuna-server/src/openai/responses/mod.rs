@@ -59,6 +59,8 @@ struct Wanted {
 }
 
 impl HasImages for Wanted {
+    const FIELD: &'static str = "input";
+
     fn images(&mut self) -> &mut [Image] {
         self.chat.images()
     }
