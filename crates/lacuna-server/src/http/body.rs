@@ -101,8 +101,9 @@ impl Bodies {
         }
     }
 
-    /// The whole body. One that is refused is read to its end all the same, into nothing: who is still
-    /// sending when the connection closes may never see the answer.
+    /// The whole body, which may take as long as limits say from when there is room for it. One that is refused is
+    /// read to its end all the same, into nothing: who is still sending when the connection closes may never see the
+    /// answer.
     pub(crate) async fn receive(&self, body: Arriving) -> Result<Received, ApiError> {
         let body = match body {
             Arriving::Received(received) => return Ok(received),
@@ -110,20 +111,28 @@ impl Bodies {
         };
         let length = body.size_hint().exact();
         let mut body = body.into_data_stream();
-        let received = self.collect(length, &mut body);
-        let in_time = tokio::time::timeout(self.limits.receive + self.limits.memory_wait, received);
-        let received = in_time.await.unwrap_or_else(|_| {
-            Err(ApiError::new(
+        let mut received = match self.begin(length).await {
+            Ok(received) => received,
+            Err(error) => {
+                discard(&mut body).await;
+                return Err(error);
+            }
+        };
+        let collected = self.collect(&mut received, &mut body);
+        match tokio::time::timeout(self.limits.receive, collected).await {
+            Ok(Ok(())) => Ok(received),
+            Ok(Err(error)) => {
+                drop(received);
+                discard(&mut body).await;
+                Err(error)
+            }
+            // Its end has been waited for.
+            Err(_) => Err(ApiError::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
                 format!("the body took longer than {:?}", self.limits.receive),
-            ))
-        });
-        if received.is_err() {
-            let discarded = discard(&mut body);
-            tokio::time::timeout(DISCARD, discarded).await.ok();
+            )),
         }
-        received
     }
 
     /// What requests may hold together.
@@ -155,15 +164,6 @@ impl Bodies {
         Ok(taken.unwrap_or_else(|_| Err(self.memory.full(bytes)))?)
     }
 
-    async fn room_for(&self, bytes: usize) -> Result<Received, ApiError> {
-        let large = match bytes > SMALL_BYTES {
-            false => None,
-            true => {
-                let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-                let waiting = Arc::clone(&self.large).acquire_many_owned(permits);
-                let large = tokio::time::timeout(self.limits.memory_wait, waiting).await;
-                // The semaphore is never closed.
-                let large = large.ok().and_then(Result::ok);
     /// The same for a body that is held meanwhile: what does not fit beside it is not waited for.
     pub(crate) async fn take_beside(
         &self,
@@ -178,6 +178,15 @@ impl Bodies {
         self.take(bytes).await
     }
 
+    async fn room_for(&self, bytes: usize) -> Result<Received, ApiError> {
+        let large = match bytes > SMALL_BYTES {
+            false => None,
+            true => {
+                let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+                let waiting = Arc::clone(&self.large).acquire_many_owned(permits);
+                let large = tokio::time::timeout(self.limits.memory_wait, waiting).await;
+                // The semaphore is never closed.
+                let large = large.ok().and_then(Result::ok);
                 Some(large.ok_or_else(|| self.memory.full(bytes))?)
             }
         };
@@ -192,19 +201,31 @@ impl Bodies {
         })
     }
 
-    async fn collect(
-        &self,
-        length: Option<u64>,
-        body: &mut BodyDataStream,
-    ) -> Result<Received, ApiError> {
-        let limit = self.limits.body_bytes.min(self.large_bytes);
+    /// Bytes of a body at most.
+    fn limit(&self) -> usize {
+        self.limits.body_bytes.min(self.large_bytes)
+    }
+
+    /// Room for a body of which `length` is announced, or for the beginning of one, waiting for it as long as a
+    /// request may.
+    async fn begin(&self, length: Option<u64>) -> Result<Received, ApiError> {
+        let limit = self.limit();
         let first = match length {
             // Told before a byte of it is held.
             Some(length) if length > limit as u64 => return Err(too_large(limit)),
             Some(length) => usize::try_from(length).unwrap_or(limit),
             None => SMALL_BYTES.min(limit),
         };
-        let mut received = self.room_for(first).await?;
+        let room = tokio::time::timeout(self.limits.memory_wait, self.room_for(first)).await;
+        room.unwrap_or_else(|_| Err(self.memory.full(first).into()))
+    }
+
+    async fn collect(
+        &self,
+        received: &mut Received,
+        body: &mut BodyDataStream,
+    ) -> Result<(), ApiError> {
+        let limit = self.limit();
         while let Some(chunk) = next(body).await {
             let chunk = chunk.map_err(|_| {
                 ApiError::new(
@@ -219,12 +240,12 @@ impl Bodies {
             }
             if bytes > received.bytes.capacity() {
                 let capacity = bytes.max(2 * received.bytes.capacity()).min(limit);
-                self.grow(&mut received, capacity)?;
+                self.grow(received, capacity)?;
             }
             received.extent.read(&chunk);
             received.bytes.extend_from_slice(&chunk);
         }
-        Ok(received)
+        Ok(())
     }
 
     /// Room for a body whose length was not announced, which does not wait for more: it holds some.
@@ -388,13 +409,16 @@ fn too_large(limit: usize) -> ApiError {
 
 /// Reads what is left of a body into nothing.
 async fn discard(body: &mut BodyDataStream) {
-    let mut bytes = 0;
-    while let Some(Ok(chunk)) = next(body).await {
-        bytes += chunk.len();
-        if bytes > DISCARDED_BYTES {
-            break;
+    let discarded = async {
+        let mut bytes = 0;
+        while let Some(Ok(chunk)) = next(body).await {
+            bytes += chunk.len();
+            if bytes > DISCARDED_BYTES {
+                break;
+            }
         }
-    }
+    };
+    tokio::time::timeout(DISCARD, discarded).await.ok();
 }
 
 /// The next item of a stream.
