@@ -73,7 +73,7 @@ fn prepare(
     let constraint = app.constraint(rule, None)?;
     let namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     let session = app.session(client, parameters.session.as_deref())?;
-    let prompts = completion.prompt.read(app)?;
+    let prompts = completion.prompt.read(app, app.most_requests())?;
     if session.is_some() && prompts.len() != 1 {
         let message = "a `session` is one conversation; send its prompt alone";
         return Err(ApiError::field("session", message));
@@ -118,7 +118,8 @@ pub(crate) async fn render(
                 token_ids: prompt.tokens,
             }),
         };
-        let prompts = completion.prompt.read(app)?.into_iter();
+        // They take no place.
+        let prompts = completion.prompt.read(app, usize::MAX)?.into_iter();
         let prompts: Vec<Rendered> = prompts.map(rendered).collect::<Result<_, _>>()?;
         Ok((prompts, ignored))
     };

@@ -6,8 +6,7 @@ use serde::Deserialize;
 use crate::app::App;
 use crate::http::error::ApiError;
 
-/// Prompts of one request at most, and no more than run and wait at once. Each takes a place in the queue, of which
-/// there are a few hundred.
+/// Prompts of one request at most. Each takes a place in the queue, of which there are a few hundred.
 const MOST_PROMPTS: usize = 128;
 
 /// `prompt`, as it is sent.
@@ -31,14 +30,14 @@ pub(crate) struct Prompt {
 }
 
 impl Prompts {
-    /// Each of them, at least one.
-    pub(crate) fn read(self, app: &App) -> Result<Vec<Prompt>, ApiError> {
+    /// Each of them, at least one, and as many as there are `places` for them.
+    pub(crate) fn read(self, app: &App, places: usize) -> Result<Vec<Prompt>, ApiError> {
         let count = match &self {
             Self::Text(_) | Self::Tokens(_) => 1,
             Self::Texts(texts) => texts.len(),
             Self::Lists(lists) => lists.len(),
         };
-        let most = MOST_PROMPTS.min(app.most_requests());
+        let most = MOST_PROMPTS.min(places);
         if count == 0 || count > most {
             return Err(ApiError::field(
                 "prompt",
