@@ -185,10 +185,7 @@ impl Constraint for Grammar {
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|_| dead_end())?;
-        let held = self.tables.hold();
-        held.map_err(|refused| {
-            ConstraintError(format!("the schema takes more and more states: {refused}"))
-        })?;
+        self.tables.hold()?;
         if forbid(&mask, logits) == 0 {
             return Err(dead_end());
         }
