@@ -309,7 +309,7 @@ fn tell_of_conversion(files: &ModelFiles) {
 pub fn warn_of_context(asked: usize, made_for: usize) {
     if asked > made_for {
         crate::tell!(
-            "warning: --ctx {asked} is more than the {made_for} tokens that the model was made for; \
+            "warning: a context of {asked} tokens is asked for, and the model was made for {made_for}; \
              what it writes beyond them is likely to make no sense"
         );
     }
