@@ -84,7 +84,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let draft = named_draft.map(|named| draft(args, named)).transpose()?;
     let config = args.device.set(engine(args))?;
     let demand = demand(args, &config, &spec, draft.as_ref())?;
-    warn_of_context(demand.context_tokens, spec.context_tokens);
+    warn_of_context(("--ctx", demand.context_tokens), spec.context_tokens);
     let device = on_device(args, &config)?;
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = match &device {
