@@ -17,6 +17,6 @@ pub use arguments::{
 pub use bytes::{ByteCount, NotBytes};
 pub use folders::user_folder;
 pub use open::{
-    Bars, open, open_draft, open_files, open_to_run, open_to_run_files, record_experts,
-    served_name, warn_of_context, with_draft,
+    Bars, open, open_draft, open_files, open_to_run, open_to_run_files, open_to_run_for,
+    record_experts, served_name, warn_of_context, with_draft,
 };

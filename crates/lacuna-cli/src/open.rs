@@ -56,6 +56,18 @@ pub fn open_to_run(args: &ModelArgs, config: &EngineConfig) -> Result<Arc<Model>
     open_to_run_files(args, open_files(args)?, config)
 }
 
+/// The same where the context follows from something else than `--ctx`: `asked_by` says what.
+///
+/// # Errors
+/// As [`open_to_run`].
+pub fn open_to_run_for(
+    args: &ModelArgs,
+    config: &EngineConfig,
+    asked_by: &str,
+) -> Result<Arc<Model>> {
+    open_asked(args, open_files(args)?, config, asked_by)
+}
+
 /// The same for files that are open already.
 ///
 /// # Errors
@@ -65,12 +77,21 @@ pub fn open_to_run_files(
     files: ModelFiles,
     config: &EngineConfig,
 ) -> Result<Arc<Model>> {
+    open_asked(args, files, config, "--ctx")
+}
+
+fn open_asked(
+    args: &ModelArgs,
+    files: ModelFiles,
+    config: &EngineConfig,
+    asked_by: &str,
+) -> Result<Arc<Model>> {
     let cannot_load = || format!("cannot load `{}`", args.model);
     let files = config.with_head(files).with_context(cannot_load)?;
     let files = config.with_neurons(files, &mut Bars::default())?;
     let made = lacuna_models::describe(&files).with_context(cannot_load)?;
     if let Some(asked) = config.context_tokens {
-        warn_of_context(asked, made.spec.context_tokens);
+        warn_of_context((asked_by, asked), made.spec.context_tokens);
     }
     let made = config.guessing(&files, made)?;
     let residency = config.check(&files, &made)?;
@@ -304,12 +325,12 @@ fn tell_of_conversion(files: &ModelFiles) {
     }
 }
 
-/// Says so when a context is longer than what the model was made for. It is allowed, since some models
-/// bear it.
-pub fn warn_of_context(asked: usize, made_for: usize) {
+/// Says so when a context is longer than what the model was made for, with what asks for it, such as `--ctx`, and its
+/// tokens. It is allowed, since some models bear it.
+pub fn warn_of_context((asked_by, asked): (&str, usize), made_for: usize) {
     if asked > made_for {
         crate::tell!(
-            "warning: --ctx {asked} is more than the {made_for} tokens that the model was made for; \
+            "warning: {asked_by} {asked} is more than the {made_for} tokens that the model was made for; \
              what it writes beyond them is likely to make no sense"
         );
     }

@@ -223,15 +223,23 @@ pub fn advise(error: anyhow::Error, advice: &str) -> anyhow::Error {
 }
 
 /// Whether a text was refused because it cannot fit the context.
-fn is_long_text(error: &anyhow::Error) -> bool {
+#[must_use]
+pub fn is_long_text(error: &anyhow::Error) -> bool {
+    let of_engine = engine(error).is_some_and(|error| {
+        matches!(
+            error,
+            EngineError::PromptTooLong { .. } | EngineError::Kv(KvError::ContextFull { .. })
+        )
+    });
     let tokenizer = match error.downcast_ref() {
         Some(PromptError::Tokenizer(error)) => Some(error),
         _ => error.downcast_ref(),
     };
-    matches!(
-        tokenizer,
-        Some(TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. })
-    )
+    of_engine
+        || matches!(
+            tokenizer,
+            Some(TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. })
+        )
 }
 
 /// Which options have to do with `error`. The libraries' own messages name none, because whoever
@@ -254,9 +262,6 @@ fn advice(error: &anyhow::Error) -> Option<&'static str> {
         EngineError::TooManyThreads { .. } => "--threads takes the number of threads",
         EngineError::Cpu(CpuError::NoBf16(_)) | EngineError::RoundedNeurons => {
             "--matmul-precision f32 computes products in f32"
-        }
-        EngineError::PromptTooLong { .. } | EngineError::Kv(KvError::ContextFull { .. }) => {
-            "--ctx takes the tokens of the context"
         }
         EngineError::Kv(KvError::NoPageSize) => "--kv dense needs no pages",
         EngineError::Plan(PlanError::BatchTooLarge { .. }) => {

@@ -27,7 +27,7 @@ pub use identity::REMEMBERED;
 pub use lacuna_kernels::{DType, UnknownDType};
 pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings, open_regular};
 pub use model::{Error, Metadata, ModelFiles};
-pub use output::OutputFile;
+pub use output::{OutputFile, remove_unfinished_files};
 pub use progress::Progress;
 pub use source::{HubId, ModelSource, SourceError};
 pub use tensor::{Error as TensorError, Summary, Tensor, Tensors, TypeTotal};

@@ -1,8 +1,10 @@
 //! Files that are written: whole or not at all, and never in the place of something that is no file.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A file being written. It appears, or replaces the one that was there, when it is finished; what
 /// is dropped before leaves nothing behind.
@@ -22,24 +24,61 @@ struct Places {
     path: PathBuf,
 }
 
+/// Where the unfinished files of this process are.
+static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes every [`OutputFile`] of this process that is not finished, for one that ends at once, as when it is
+/// interrupted: what writes them fails from here on.
+pub fn remove_unfinished_files() {
+    for part in std::mem::take(&mut *unfinished()) {
+        fs::remove_file(part).ok();
+    }
+}
+
+/// Who may read a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Readers {
+    /// Those who could read the one before, or whom the system lets.
+    AsUsual,
+    Owner,
+}
+
 impl OutputFile {
     /// Starts a file that is to be at `path`. A pipe is waited for until someone reads it.
     ///
     /// # Errors
     /// When there is a folder, or what the system says; nothing is there then that was not before.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::create_for(path, Readers::AsUsual)
+    }
+
+    /// The same for a file that its owner alone may read, also where others may read the one that it replaces.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_private(path: &Path) -> io::Result<Self> {
+        Self::create_for(path, Readers::Owner)
+    }
+
+    fn create_for(path: &Path, readers: Readers) -> io::Result<Self> {
         match fs::metadata(path) {
             Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
             Ok(there) if !there.is_file() => Ok(Self {
                 file: OpenOptions::new().write(true).open(path)?,
                 places: None,
             }),
-            Ok(there) => Self::beside(fs::canonicalize(path)?, Some(&there)),
+            Ok(there) => Self::beside(fs::canonicalize(path)?, Some(&there), readers),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             Err(_) => match fs::read_link(path) {
                 // A link to what is not there yet.
-                Ok(target) => Self::create(&path.parent().unwrap_or(path).join(target)),
-                Err(_) => Self::beside(path.to_owned(), None),
+                Ok(target) => {
+                    Self::create_for(&path.parent().unwrap_or(path).join(target), readers)
+                }
+                Err(_) => Self::beside(path.to_owned(), None, readers),
             },
         }
     }
@@ -55,7 +94,7 @@ impl OutputFile {
     }
 
     /// Starts a file beside `path`, which `replaced` is at now.
-    fn beside(path: PathBuf, replaced: Option<&Metadata>) -> io::Result<Self> {
+    fn beside(path: PathBuf, replaced: Option<&Metadata>, readers: Readers) -> io::Result<Self> {
         let mut part = path.clone().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
@@ -65,12 +104,20 @@ impl OutputFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let file = File::create_new(&part)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        if readers == Readers::Owner {
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        }
+        let file = options.open(&part)?;
+        unfinished().insert(part.clone());
         let output = Self {
             file,
             places: Some(Places { part, path }),
         };
         if let Some(replaced) = replaced
+            && readers == Readers::AsUsual
             && replaced.permissions() != output.file.metadata()?.permissions()
         {
             output.file.set_permissions(replaced.permissions())?;
@@ -87,7 +134,10 @@ impl OutputFile {
             return Ok(());
         };
         self.file.sync_data()?;
+        let mut unfinished = unfinished();
         fs::rename(part, path)?;
+        unfinished.remove(part);
+        drop(unfinished);
         self.places = None;
         Ok(())
     }
@@ -108,6 +158,7 @@ impl Drop for OutputFile {
         if let Some(Places { part, .. }) = &self.places {
             // What is left of an incomplete file is of no use; failing to remove it adds nothing.
             fs::remove_file(part).ok();
+            unfinished().remove(part);
         }
     }
 }
@@ -158,6 +209,22 @@ mod tests {
         write(&link, "replaced").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"replaced");
         assert!(link.is_symlink());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_for_its_owner_alone_is_so_in_the_place_of_what_others_could_read() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "for all").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let mut output = OutputFile::create_private(&path).unwrap();
+        output.write_all(b"secret").unwrap();
+        output.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"secret");
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
 

@@ -34,6 +34,9 @@ pub enum SourceError {
         /// What was given.
         text: String,
     },
+    /// The demo model where one is to be fetched.
+    #[error("the model `demo` is a part of the program: it is there without being fetched")]
+    NotFetched,
     /// Neither a path that exists nor the form of a hub id.
     #[error(
         "`{text}` is no model: it is not `demo`, no file or folder of this name exists, and it is not a \
@@ -120,6 +123,9 @@ impl FromStr for HubId {
     type Err = SourceError;
 
     fn from_str(text: &str) -> Result<Self, SourceError> {
+        if text == DEMO {
+            return Err(SourceError::NotFetched);
+        }
         let (rest, file) = split_tail(text, ':');
         let (repository, revision) = split_tail(rest, '@');
         let names: Vec<&str> = repository.split('/').collect();
@@ -250,6 +256,13 @@ mod tests {
             ModelSource::parse("src/gguf").unwrap(),
             ModelSource::Folder("src/gguf".into())
         );
+    }
+
+    #[test]
+    fn the_demo_model_is_there_without_being_fetched() {
+        let error = "demo".parse::<HubId>().unwrap_err();
+        assert_eq!(error, SourceError::NotFetched);
+        assert!(error.to_string().contains("a part of the program"));
     }
 
     #[test]

@@ -46,11 +46,20 @@ impl KvPolicy {
             Self::Grow(_) | Self::Paged { .. } => Layout::TokenMajor,
         }
     }
+
+    /// Whether sequences whose memory is held so can be kept in files ([`crate::saved`]).
+    #[must_use]
+    pub fn can_be_saved(&self) -> bool {
+        matches!(self, Self::Sparse(_))
+    }
 }
 
 /// A policy name that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown KV policy `{0}`; use sparse or dense, either with `:interleaved=LAYERS`")]
+#[error(
+    "unknown KV policy `{0}`; use sparse or dense, either also with `:head-major` or `:interleaved=LAYERS`, \
+     paged or paged:TOKENS, grow:mlx, or grow:double-linear or grow:double-linear:CELLS"
+)]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for KvPolicy {
@@ -179,7 +188,18 @@ mod tests {
         ] {
             let error = name.parse::<KvPolicy>().unwrap_err();
             assert_eq!(error, UnknownPolicy(name.to_owned()));
-            assert!(error.to_string().contains("dense"));
+            // All of them: most used to be left out.
+            for policy in [
+                "sparse",
+                "dense",
+                ":head-major",
+                ":interleaved=LAYERS",
+                "paged:TOKENS",
+                "grow:mlx",
+                "grow:double-linear:CELLS",
+            ] {
+                assert!(error.to_string().contains(policy), "{error}");
+            }
         }
     }
 }

@@ -222,6 +222,9 @@ pub(crate) enum SessionsAction {
         name: SessionName,
         /// The file
         file: PathBuf,
+        /// Replace the file if it is there
+        #[arg(long)]
+        overwrite: bool,
         #[command(flatten)]
         folder: SessionFolder,
     },
@@ -518,8 +521,14 @@ pub(crate) struct ServeArgs {
     pub(crate) device: DeviceArgs,
 }
 
+// The demo model, which the argument offers elsewhere, does neither. An argument that is changed goes behind the others
+// unless all have an index.
+const EMBEDS: &str = "A model that embeds: a GGUF file, a Hugging Face folder, or a hub id such as Qwen/Qwen3-Embedding-0.6B";
+const RANKS: &str = "A model that scores pairs: a GGUF file, a Hugging Face folder, or a hub id such as BAAI/bge-reranker-v2-m3";
+
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("model", |model| model.help(EMBEDS).long_help(EMBEDS).index(1)),
     after_help = "With --json each text is an object on a line of its own: text, tokens (how many), embedding.
 
 Examples:
@@ -532,6 +541,7 @@ pub(crate) struct EmbedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// A text; - for standard input, where each line is one [default: -]
+    #[arg(index = 2)]
     pub(crate) text: Option<String>,
     /// Cut embeddings to this many elements, and bring them to a length of 1 again [default: all]
     #[arg(long, value_name = "N")]
@@ -564,6 +574,7 @@ pub(crate) struct PassArgs {
 
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("model", |model| model.help(RANKS).long_help(RANKS).index(1)),
     after_help = "Prints each text behind its score, from 0 to 1, best first.
 
 Examples:
@@ -574,8 +585,10 @@ pub(crate) struct RerankArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// What the texts are to answer
+    #[arg(index = 2)]
     pub(crate) query: String,
     /// Texts [default: standard input, where each line is one]
+    #[arg(index = 3)]
     pub(crate) texts: Vec<String>,
     /// Print so many of the best alone [default: all]
     #[arg(long, value_name = "N")]
@@ -800,6 +813,9 @@ pub(crate) struct SynthArgs {
     /// File to write
     #[arg(short, long)]
     pub(crate) output: PathBuf,
+    /// Replace the file to write if it is there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

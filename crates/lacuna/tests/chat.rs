@@ -277,3 +277,112 @@ fn an_interrupted_reply_stays_as_far_as_it_came() {
     assert!(chat.say("/memory").contains("main:"));
     chat.end();
 }
+
+/// What was said used to be lost with the terminal, and to a signal.
+#[test]
+fn a_chat_that_is_asked_to_end_keeps_its_session() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, signal) in [("terminated", Signal::TERM), ("hung-up", Signal::HUP)] {
+        let mut chat = Terminal::run(folder.path(), &["-n", "8", "--session", name]);
+        chat.reply(QUESTION);
+        // With and without something typed, once and again.
+        write!(chat.keyboard, "half a line").expect("it listens");
+        chat.wait_for("half a line");
+        let pid = Pid::from_child(&chat.child);
+        kill_process(pid, signal).expect("it runs");
+        let ended = chat.child.wait().expect("it ran");
+        assert!(ended.success(), "{ended}");
+        let sessions = sessions(folder.path());
+        assert!(
+            sessions.contains(&format!("{name}: 2 messages")),
+            "{sessions}"
+        );
+    }
+
+    // A terminal that is closed takes the place of what is typed and of what is shown.
+    let mut chat = Terminal::run(folder.path(), &["-n", "8", "--session", "closed"]);
+    chat.reply(QUESTION);
+    let Terminal {
+        keyboard,
+        screen,
+        mut child,
+        ..
+    } = chat;
+    drop((keyboard, screen));
+    // The thread that looks at the screen ends, and with it the last of our end, once something is shown.
+    kill_process(Pid::from_child(&child), Signal::HUP).expect("it runs");
+    child.wait().expect("it ran");
+    let sessions = sessions(folder.path());
+    assert!(sessions.contains("closed: 2 messages"), "{sessions}");
+}
+
+/// One byte used to end the chat, and what was said was lost.
+#[test]
+fn a_line_that_is_not_utf_8_costs_that_line_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut chat = Terminal::run(folder.path(), &["-n", "8", "--session", "talk"]);
+    let first = chat.reply(QUESTION);
+    chat.keyboard.write_all(b"caf\xe9\r").expect("it listens");
+    let said = chat.wait_for("\n> ");
+    assert!(
+        said.contains("error: this line was left out, since it is not UTF-8"),
+        "{said}"
+    );
+    assert_eq!(chat.reply("/retry"), first);
+    chat.end();
+    assert!(sessions(folder.path()).contains("talk: 2 messages"));
+}
+
+/// It used to be said that two words without images were too long a text, with their images.
+#[test]
+fn a_full_context_is_called_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut chat = Terminal::run(folder.path(), &["--ctx", "40", "--temp", "0"]);
+    let mut shown = chat.say(QUESTION);
+    while !shown.contains("error") {
+        shown = chat.say("And then?");
+    }
+    assert!(
+        shown.contains(
+            "error: this message was left out: the conversation has filled the context of 40 tokens; /rewind goes back, \
+             /new begins another one, and a larger --ctx holds more"
+        ),
+        "{shown}"
+    );
+    assert!(chat.say("/new").contains("0 turns"));
+    // Longer than a line of the terminal, which breaks it.
+    let long = "What is ownership? ".repeat(20);
+    write!(chat.keyboard, "{long}\r").expect("it listens");
+    chat.wait_for(
+        "error: this message was left out: it has more than the context of 40 tokens holds; shorten it",
+    );
+    chat.wait_for("\n> ");
+    chat.end();
+}
+
+#[test]
+fn a_reply_that_a_full_context_cuts_off_says_so() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["run", "demo", "--raw", "--ctx", "16", "-p", "a a a a a a"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains("the reply was cut off: it has filled the context of 16 tokens; a larger --ctx holds more"),
+        "{error}"
+    );
+}
+
+/// Two copies used to be kept under one name, the last one in the place of the first.
+#[test]
+fn a_session_is_in_a_chat_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut chat = Terminal::run(folder.path(), &["-n", "8"]);
+    chat.reply(QUESTION);
+    chat.say("/save notes");
+    assert!(chat.say("/load notes").contains(
+        "error: the conversation `main` of this chat is kept as `notes`; /switch main goes there"
+    ));
+    chat.end();
+}

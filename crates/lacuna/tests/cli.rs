@@ -440,6 +440,9 @@ fn a_draft_model_of_another_vocabulary_is_refused_before_the_model_is_loaded() {
     let other = other.to_str().expect("a path in UTF-8");
     let args = ["run", "demo", "-p", "Hi", "--draft-model", other];
     refuses(&args, 1, &["another vocabulary", "its token 0"]);
+    // What a plan approves runs: this used to be planned.
+    let args = ["plan", "demo", "--draft-model", other];
+    refuses(&args, 1, &["another vocabulary", "its token 0"]);
     let states = root().join("reference/families/mamba2/model.gguf");
     let states = states.to_str().expect("a path in UTF-8");
     let args = ["run", "demo", "-p", "Hi", "--draft-model", states];
@@ -625,6 +628,17 @@ fn a_synthetic_model_runs() {
         number(&made, "/bytes"),
         usize::try_from(file.metadata().expect("written").len()).expect("fits")
     );
+    // It used to be replaced without a word.
+    let again = ["synth", "qwen3-0.6b", "--layers", "1", "-o", path];
+    let refused = lacuna(&again);
+    assert!(!refused.status.success());
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        error.contains("is there already; --overwrite replaces it"),
+        "{error}"
+    );
+    let replaced = [&again[..], &["--dtype", "q4_0", "--overwrite"]].concat();
+    assert!(lacuna(&replaced).status.success());
     let report = json(&lacuna(&[
         "run", path, "--raw", "-p", "x", "-n", "3", "--ctx", "4096", "--json",
     ]));
@@ -1163,5 +1177,23 @@ fn shells_and_man_are_given_every_command() {
         let page = folder.path().join(format!("lacuna-{command}.1"));
         let page = std::fs::read_to_string(page).expect("a page for each");
         assert!(page.contains(".SH SYNOPSIS"), "{command}");
+    }
+    // There used to be pages of the help of help.
+    for page in std::fs::read_dir(folder.path()).expect("a folder") {
+        let name = page.expect("a page").file_name();
+        assert!(!name.to_string_lossy().contains("-help"), "{name:?}");
+    }
+}
+
+/// It was offered, and always refused.
+#[test]
+fn commands_that_the_demo_model_is_none_for_do_not_offer_it() {
+    for (command, offers) in [("embed", false), ("rerank", false), ("run", true)] {
+        for asked in ["-h", "--help"] {
+            let help = lacuna(&[command, asked]);
+            assert!(help.status.success(), "{command}");
+            let help = String::from_utf8_lossy(&help.stdout);
+            assert_eq!(help.contains("`demo`"), offers, "{help}");
+        }
     }
 }

@@ -163,3 +163,32 @@ fn memory_does_not_grow_with_the_model() {
         "{small} kB, then {large} kB"
     );
 }
+
+/// Half a model used to stay, of any size.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_interrupted_leaves_no_file() {
+    use rustix::process::{Pid, Signal, kill_process};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("m.gguf");
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        // So large that it is not written before the signal comes.
+        let args = ["synth", "llama-3-8b", "--dtype", "f32", "-o", text(&path)];
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(args)
+            .spawn()
+            .expect("the program starts");
+        let part = folder.path().join("m.gguf.part");
+        while !part.exists() {
+            let ended = child.try_wait().expect("it ran");
+            assert!(ended.is_none(), "{ended:?}");
+            std::thread::yield_now();
+        }
+        kill_process(Pid::from_child(&child), signal).expect("it runs");
+        let ended = child.wait().expect("it ran");
+        assert_eq!(ended.code(), Some(code), "{ended}");
+        let mut left = std::fs::read_dir(folder.path()).expect("a folder");
+        assert!(left.next().is_none(), "nothing is left");
+    }
+}

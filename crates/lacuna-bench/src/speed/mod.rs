@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::arguments::BenchSpeedArgs;
 use crate::limits::Limits;
 use crate::machine::Machine;
-use lacuna_cli::{open_to_run, output};
+use lacuna_cli::{open_to_run_for, output};
 use pass::Bench;
 use work::Work;
 
@@ -145,7 +145,8 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
         let told = "a device is measured with all layers: leave --gpu-layers out, or say all";
         return Err(output::Usage(told.into()).into());
     }
-    let model = open_to_run(&args.model, &config)?;
+    let asked = "a context for --prompt, --depth and --generate of";
+    let model = open_to_run_for(&args.model, &config, asked)?;
     let report = measure(args, &config, &model)?;
     if args.model.json {
         output::json(&report)

@@ -101,6 +101,23 @@ impl DraftModel {
         self.check(model.tokenizer())
     }
 
+    /// The same for two models of which neither is loaded, each by its files and what they describe: a draft model, and
+    /// the one that it is to guess for.
+    ///
+    /// # Errors
+    /// As [`DraftModel::check_for`].
+    pub fn check_described(
+        (draft, of_draft): (&ModelFiles, &ModelSpec),
+        (model, of_model): (&ModelFiles, &ModelSpec),
+    ) -> Result<(), DraftError> {
+        let draft = lacuna_models::tokenizer(draft, of_draft);
+        match (draft, lacuna_models::tokenizer(model, of_model)) {
+            (Ok(draft), Ok(model)) => check_vocabulary(&draft, &model),
+            // Loading the models says what is wrong with them.
+            _ => Ok(()),
+        }
+    }
+
     /// The same for a model that is not loaded.
     ///
     /// # Errors

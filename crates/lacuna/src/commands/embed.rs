@@ -103,19 +103,15 @@ fn embed_lines(
     input: &mut impl BufRead,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let mut done = 0;
-    loop {
-        let mut lines = Vec::new();
-        while lines.len() < TEXTS_AT_ONCE
-            && let Some(line) = read_line(input, done + lines.len())?
-        {
-            progress.advance(line.len() as u64 + 1);
-            lines.push(line);
+    let (mut done, mut is_end) = (0, false);
+    // Once it has ended nothing more is read: a terminal would wait for a second end.
+    while !is_end {
+        let lines;
+        (lines, is_end) = read_lines(input, done)?;
+        progress.advance(lines.iter().map(|line| line.len() as u64 + 1).sum());
+        if !lines.is_empty() {
+            embed(job, &lines, done)?;
         }
-        if lines.is_empty() {
-            break;
-        }
-        embed(job, &lines, done)?;
         done += lines.len();
     }
     progress.finish();
@@ -124,6 +120,18 @@ fn embed_lines(
         "there is no text on standard input; give one, a line each"
     );
     Ok(())
+}
+
+/// The next lines, as many as are embedded at once, and whether those are the last.
+fn read_lines(input: &mut impl BufRead, before: usize) -> Result<(Vec<String>, bool)> {
+    let mut lines = Vec::new();
+    while lines.len() < TEXTS_AT_ONCE {
+        match read_line(input, before + lines.len())? {
+            Some(line) => lines.push(line),
+            None => return Ok((lines, true)),
+        }
+    }
+    Ok((lines, false))
 }
 
 /// The next line, without what ends it; `None` at the end.
@@ -194,4 +202,31 @@ fn print(args: &EmbedArgs, text: &str, tokens: usize, embedding: &[f32]) -> Resu
     }
     let numbers: Vec<String> = embedding.iter().map(f32::to_string).collect();
     output::text(&(numbers.join(" ") + "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A terminal: after its end more can be typed. It used to be waited for, until a second end.
+    struct Terminal<'a>(&'a [&'a str]);
+
+    impl Read for Terminal<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let (typed, left) = self.0.split_first().expect("nobody reads on");
+            self.0 = left;
+            buffer[..typed.len()].copy_from_slice(typed.as_bytes());
+            Ok(typed.len())
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_once_the_text_has_ended() {
+        let mut terminal = std::io::BufReader::new(Terminal(&["one\n", "two\n", ""]));
+        let (lines, is_end) = read_lines(&mut terminal, 0).expect("text");
+        assert_eq!(
+            (&lines[..], is_end),
+            (&["one".into(), "two".into()][..], true)
+        );
+    }
 }

@@ -18,10 +18,17 @@ pub(crate) mod synth;
 pub(crate) mod tokenize;
 
 use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lacuna::{Accounting, DeviceStatus, Engine, EngineConfig};
 use lacuna_cli::{ModelArgs, open_to_run, tell};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 /// The model that was named, ready to run in a process that does nothing else.
 fn engine(args: &ModelArgs, config: EngineConfig) -> Result<Engine> {
@@ -43,6 +50,49 @@ fn tell_of_split(device: Option<&DeviceStatus>) {
             layers + first
         );
     }
+}
+
+/// Refuses to write a file that is there: it may be all there is of what it holds. Devices and pipes are written to, not
+/// replaced.
+fn refuse_existing(output: &Path, overwrite: bool) -> Result<()> {
+    let is_file = std::fs::metadata(output).is_ok_and(|there| there.is_file());
+    ensure!(
+        overwrite || !is_file,
+        "`{}` is there already; --overwrite replaces it",
+        output.display()
+    );
+    Ok(())
+}
+
+/// Has a signal that ends the program remove the file that is being written, which may be as large as a model. A thread
+/// looks for one and ends the process itself, so that whoever writes need not.
+fn tidy_when_ended() -> Result<()> {
+    /// How soon a signal is seen.
+    const LOOK: Duration = Duration::from_millis(100);
+    /// What shells add to the signal that ended a program.
+    const ENDED_BY: i32 = 128;
+    let signal = Arc::new(AtomicUsize::new(0));
+    // Not SIGHUP, which whoever closes the terminal on a long run has had ignored.
+    for number in [SIGINT, SIGTERM] {
+        flag::register_usize(number, Arc::clone(&signal), number.unsigned_abs() as usize)
+            .context("cannot listen to signals")?;
+    }
+    let look = move || {
+        loop {
+            match signal.load(Ordering::Relaxed) {
+                0 => thread::sleep(LOOK),
+                number => {
+                    lacuna::files::remove_unfinished_files();
+                    std::process::exit(ENDED_BY + number as i32);
+                }
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(look)
+        .context("cannot start a thread that looks for signals")?;
+    Ok(())
 }
 
 /// `text`, or all of standard input.

@@ -1,15 +1,14 @@
 //! `lacuna quantize`: a model as a GGUF file whose weights have another type.
 
-use std::fs;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use lacuna::quantize::Plan;
 use serde::Serialize;
 
+use super::{refuse_existing, tidy_when_ended};
 use crate::cli::QuantizeArgs;
 use lacuna_cli::output;
 use lacuna_cli::{Bars, open_files};
@@ -37,7 +36,7 @@ struct Total {
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
-    refuse_existing(args)?;
+    refuse_existing(&args.output, args.overwrite)?;
     let files = open_files(&args.model)?;
     let cannot = || format!("cannot quantize `{}`", args.model.model);
     let plan = Plan::new(&files, args.r#type).with_context(cannot)?;
@@ -50,6 +49,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     }
     let threads = args.threads.map_or_else(thread::available_parallelism, Ok);
     let threads = threads.unwrap_or(NonZeroUsize::MIN);
+    tidy_when_ended()?;
     let start = Instant::now();
     plan.write_file(&args.output, threads, &mut Bars::default())
         .with_context(cannot)?;
@@ -72,18 +72,6 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         true => output::json(&report),
         false => print(&report),
     }
-}
-
-/// A file that is there may be all there is of a model. Devices and pipes are written to, not replaced.
-fn refuse_existing(args: &QuantizeArgs) -> Result<()> {
-    let is_file = |path: &Path| fs::metadata(path).is_ok_and(|there| there.is_file());
-    if is_file(&args.output) && !args.overwrite {
-        bail!(
-            "`{}` is there already; --overwrite replaces it",
-            args.output.display()
-        );
-    }
-    Ok(())
 }
 
 fn print(report: &Report) -> Result<()> {

@@ -6,25 +6,26 @@ mod images;
 mod typed;
 
 use std::io::{self, IsTerminal};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
-    AddSpecial, DraftCounts, Drafts, EncodeLimits, Engine, EngineConfig, Generation, KvReport,
-    Limits, Message, ParseSpecial, Prompt, RecommendedSampling, RowReads, Sampling, Session,
-    Special, SpecialText,
+    AddSpecial, DraftCounts, Drafts, EncodeLimits, Engine, EngineConfig, FinishReason, Generation,
+    KvReport, Limits, Message, ParseSpecial, Prompt, RecommendedSampling, RowReads, Sampling,
+    Session, Special, SpecialText,
 };
 use serde::Serialize;
 
 use self::conversation::Conversation;
 use self::images::Sight;
 use crate::cli::RunArgs;
+use crate::commands::sessions::Opened;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::markdown::Markdown;
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell, with_draft};
+use lacuna_kv::folder::SessionName;
 use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
@@ -39,6 +40,8 @@ struct Report {
     generated_tokens: usize,
     tokens: Vec<u32>,
     finish_reason: &'static str,
+    #[serde(skip)]
+    context_tokens: usize,
     ttft_ms: f64,
     prefill_tps: f64,
     decode_tps: f64,
@@ -202,6 +205,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
+    let opened = args.session.as_ref();
+    let opened = opened.map(|name| open_session(args, name)).transpose()?;
     let config = args.device.set(EngineConfig {
         speculation: args.speculation.from_history(),
         ..args.engine.config()
@@ -221,7 +226,7 @@ fn answer(args: &RunArgs) -> Result<()> {
         let trace = record_experts(path, engine.model())?;
         engine.record_experts(Some(trace));
     }
-    let answered = converse(&mut engine, sampling, args);
+    let answered = converse(&mut engine, sampling, opened, args);
     if let Some(trace) = engine.record_experts(None) {
         trace
             .finish()
@@ -230,9 +235,19 @@ fn answer(args: &RunArgs) -> Result<()> {
     answered
 }
 
-fn converse(engine: &mut Engine, sampling: Sampling, args: &RunArgs) -> Result<()> {
-    let mut conversation = match &args.session {
-        Some(name) => Conversation::named(engine, &sampling, args, name)?,
+/// A session for conversations as these arguments say, or why it is none for them.
+fn open_session(args: &RunArgs, name: &SessionName) -> Result<Opened> {
+    Opened::new(&args.folder, name, args.raw, args.engine.kv)
+}
+
+fn converse(
+    engine: &mut Engine,
+    sampling: Sampling,
+    opened: Option<Opened>,
+    args: &RunArgs,
+) -> Result<()> {
+    let mut conversation = match opened {
+        Some(opened) => Conversation::named(engine, &sampling, args, opened)?,
         None => Conversation::new(engine, &sampling, args)?,
     };
     if args.prompt.is_none() && io::stdin().is_terminal() {
@@ -269,14 +284,14 @@ fn answer_once(engine: &mut Engine, conversation: &mut Conversation, args: &RunA
         messages.push(images.message(&text));
         sight.prompt(engine, session, (messages, images), args)?
     };
-    let report = generate(engine, session, prompt, args, None)?;
+    let report = generate(engine, session, prompt, args, &|| false)?;
     if !args.raw {
         messages.push(Message::new("assistant", report.text.as_str()));
     }
     if args.model.json {
         output::json(&report)
     } else {
-        summarise(&report)
+        summarise(&report, "a larger --ctx holds more")
     }
 }
 
@@ -353,13 +368,13 @@ fn stdin_for(engine: &Engine) -> Result<String> {
 }
 
 /// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted. Ends early once
-/// `stop` is set, between two steps.
+/// `is_enough`, between two steps.
 fn generate(
     engine: &mut Engine,
     session: &mut Session,
     prompt: Prompt,
     args: &RunArgs,
-    stop: Option<&AtomicBool>,
+    is_enough: &dyn Fn() -> bool,
 ) -> Result<Report> {
     let reused_tokens = session.rewrite(&prompt.tokens)?;
     let recommended = engine.model().recommended_sampling();
@@ -368,6 +383,7 @@ fn generate(
         recommended: recommended.clone(),
     };
     let page_bytes = engine.kv_cache().page_bytes();
+    let context_tokens = engine.context_tokens();
     let mut memory = Memory {
         weight_bytes: engine.model().weight_bytes(),
         activation_bytes: engine.plan().arena.bytes(),
@@ -393,7 +409,6 @@ fn generate(
         markdown: (!args.raw && output::shows_styles()).then(Markdown::default),
         ..Reply::default()
     };
-    let is_enough = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
     while !is_enough()
         && let Some(piece) = generation.next_piece()?
     {
@@ -411,7 +426,8 @@ fn generate(
         tokens: generation.tokens().to_vec(),
         finish_reason: generation
             .finish_reason()
-            .map_or("interrupted", lacuna::FinishReason::name),
+            .map_or("interrupted", FinishReason::name),
+        context_tokens,
         ttft_ms: timing.first_token.as_secs_f64() * 1e3,
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
@@ -531,7 +547,6 @@ fn kv(report: KvReport, page_bytes: usize) -> Kv {
     }
 }
 
-/// One line of figures on standard error, after the text.
 /// What came of guesses, if there were any.
 fn guesses(guessed: &Guessed) -> String {
     let (all, by_model) = (&guessed.all, &guessed.draft_model);
@@ -549,8 +564,16 @@ fn guesses(guessed: &Guessed) -> String {
     }
 }
 
-fn summarise(report: &Report) -> Result<()> {
+/// A line of figures on standard error, after the text; before it, that the text ends because the context is full, and
+/// what `helps` then.
+fn summarise(report: &Report, helps: &str) -> Result<()> {
     output::text("\n")?;
+    if report.finish_reason == FinishReason::ContextFull.name() {
+        tell!(
+            "the reply was cut off: it has filled the context of {} tokens; {helps}",
+            report.context_tokens
+        );
+    }
     let percent = 100.0 * report.kv.committed_bytes as f64 / report.kv.dense_bytes as f64;
     tell!(
         "{} prompt + {} generated tokens | first token {:.0} ms | prefill {:.1} t/s, decode {:.1} t/s{} | KV {} of {} dense ({percent:.1} %)",

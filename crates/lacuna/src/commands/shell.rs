@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use lacuna_cli::output;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
@@ -15,7 +15,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<()> {
 }
 
 pub(crate) fn man(args: &ManArgs) -> Result<()> {
-    let mut command = Cli::command();
+    let mut command = without_help(Cli::command());
     // Subcommands take over what they have in common, as with `--help`.
     command.build();
     if let Some(folder) = &args.output {
@@ -27,4 +27,11 @@ pub(crate) fn man(args: &ManArgs) -> Result<()> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page)?;
     output::text(&String::from_utf8_lossy(&page))
+}
+
+/// The same without commands that print the help of others, of which each had a page that says nothing.
+fn without_help(command: Command) -> Command {
+    command
+        .disable_help_subcommand(true)
+        .mut_subcommands(without_help)
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use lacuna::synth::{Model, Shape};
 use serde::Serialize;
 
+use super::{refuse_existing, tidy_when_ended};
 use crate::cli::SynthArgs;
 use lacuna_cli::Bars;
 use lacuna_cli::output::{self, Usage};
@@ -22,10 +23,12 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &SynthArgs) -> Result<()> {
     let shape = Shape::find_any(&args.shape).map_err(|error| Usage(error.to_string()))?;
+    refuse_existing(&args.output, args.overwrite)?;
     let mut model = Model::new(shape, args.dtype).seed(args.seed);
     if let Some(layers) = args.layers {
         model = model.layers(layers.get())?;
     }
+    tidy_when_ended()?;
     let start = Instant::now();
     model.write_file(&args.output, &mut Bars::default())?;
     let report = Report {

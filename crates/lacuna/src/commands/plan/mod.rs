@@ -16,7 +16,8 @@ use lacuna::plan::{
 };
 use lacuna::trace::Trace;
 use lacuna::{
-    ByteLength, DType, EngineConfig, EngineError, ModelSpec, PlannedDevice, Speculation, synth,
+    ByteLength, DType, DraftModel, EngineConfig, EngineError, ModelSpec, PlannedDevice,
+    Speculation, synth,
 };
 use lacuna_kv::KvCache;
 use lacuna_models::program::Program;
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         active,
         eyes,
         head,
-    } = subject(args, named_head.as_ref())?;
+    } = subject(args, named_head.as_ref(), named_draft.as_ref())?;
     if spec.pooled().is_some() {
         ensure!(
             args.speculation.draft.draft_model.is_none() && args.speculation.speculate.is_none(),
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let draft = named_draft.map(|named| draft(args, named)).transpose()?;
     let config = args.device.set(engine(args))?;
     let demand = demand(args, &config, &spec, draft.as_ref())?;
-    warn_of_context(demand.context_tokens, spec.context_tokens);
+    warn_of_context(("--ctx", demand.context_tokens), spec.context_tokens);
     let device = on_device(args, &config)?;
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = match &device {
@@ -222,7 +223,11 @@ fn demand(
 }
 
 /// The model that was named, with the head that was: its files, or else the shape of that name.
-fn subject(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subject> {
+fn subject(
+    args: &PlanArgs,
+    named_head: Option<&ModelFiles>,
+    named_draft: Option<&(&str, ModelFiles)>,
+) -> Result<Subject> {
     let name = &args.model.model;
     let is_file = matches!(
         ModelSource::parse(name),
@@ -239,7 +244,7 @@ fn subject(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subject> 
         _ if args.dtype.is_some() => bail!(Usage(
             "--dtype is for shapes; the weights of a file have the types they have".into()
         )),
-        _ => from_files(args, named_head),
+        _ => from_files(args, named_head, named_draft),
     }
 }
 
@@ -278,7 +283,11 @@ fn placed_by_neuron(
     Ok(weights.by_neuron(description)?)
 }
 
-fn from_files(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subject> {
+fn from_files(
+    args: &PlanArgs,
+    named_head: Option<&ModelFiles>,
+    named_draft: Option<&(&str, ModelFiles)>,
+) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let files = match named_head {
         Some(head) => lacuna::with_head(files, head)?,
@@ -286,6 +295,11 @@ fn from_files(args: &PlanArgs, named_head: Option<&ModelFiles>) -> Result<Subjec
     };
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
+    if let Some((name, draft)) = named_draft {
+        let of_draft = lacuna::describe(draft);
+        let of_draft = of_draft.with_context(|| format!("cannot load the draft model `{name}`"))?;
+        DraftModel::check_described((draft, &of_draft.spec), (&files, &description.spec))?;
+    }
     let eyes = match args.image.is_empty() {
         true => None,
         false => Some(eyes(args, &files, &description.spec)?),

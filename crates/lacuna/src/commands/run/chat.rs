@@ -10,16 +10,21 @@ use lacuna::{Engine, KvReport, Message, Sampling};
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, tell};
 use lacuna_kv::folder::SessionName;
-use signal_hook::{consts::SIGINT, flag};
+use rustyline::error::ReadlineError;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use super::conversation::Conversation;
 use super::images::Sight;
 use super::typed::{self, Command, Keyboard, Typed};
-use super::{generate, raw_turn, summarise};
+use super::{generate, open_session, raw_turn, summarise};
 use crate::cli::RunArgs;
 
 /// What a shell makes of a program that was interrupted.
 const INTERRUPTED: i32 = 130;
+/// What helps in a chat whose context is full.
+const MAKES_ROOM: &str =
+    "/rewind goes back, /new begins another one, and a larger --ctx holds more";
 
 /// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
 pub(super) fn chat(
@@ -41,11 +46,11 @@ pub(super) fn chat(
         true => None,
         false => args.folder.typed(),
     };
-    let mut keyboard = Keyboard::new(history.as_deref())?;
+    let keyboard = Keyboard::new(history.as_deref())?;
     let name = args.session.clone();
     let mut chat = Chat {
         sight,
-        interrupted: Interrupted::listen()?,
+        signals: Signals::listen()?,
         name: name.unwrap_or(first_name()?),
         current: conversation,
         others: BTreeMap::new(),
@@ -55,22 +60,33 @@ pub(super) fn chat(
     };
     chat.current.session.keep_turns();
     args.image.iter().try_for_each(|path| chat.show(path))?;
-    loop {
-        let done = match keyboard.read() {
+    let mut read = Ok(());
+    while !chat.signals.is_over() {
+        // The one that ends the wait for what is typed is not to be taken for a second Ctrl-C.
+        chat.signals.forget_interrupt();
+        let done = match keyboard.read(|| chat.signals.is_over()) {
             Ok(Typed::End) => break,
             Ok(Typed::Nothing) => Ok(()),
             Ok(Typed::Message(text)) => chat.turn(&text),
             Ok(Typed::Command(command)) => chat.obey(command),
-            Err(error) => match error.downcast_ref::<rustyline::error::ReadlineError>() {
-                Some(_) => return Err(error),
-                None => Err(error),
-            },
+            Err(error) if error.is::<ReadlineError>() => {
+                read = Err(error.context("cannot read what is typed"));
+                break;
+            }
+            Err(error) => Err(error),
         };
         if let Err(error) = done {
             tell!("error: {error:#}");
         }
     }
-    chat.end()
+    // Whatever ended it, what was said is kept.
+    match (chat.end(), read) {
+        (Err(error), Err(read)) => {
+            tell!("error: {read:#}");
+            Err(error)
+        }
+        (ended, read) => ended.and(read),
+    }
 }
 
 /// Whether a conversation can show images: text that is continued as it is has no places for them, and sessions do not
@@ -83,22 +99,38 @@ fn first_name() -> Result<SessionName> {
     "main".parse().context("a name")
 }
 
-/// That Ctrl-C was typed during a reply. A second time ends the program.
-struct Interrupted(Arc<AtomicBool>);
+/// What ends replies, and the chat.
+struct Signals {
+    /// Ctrl-C was typed during a reply. A second time ends the program.
+    interrupted: Arc<AtomicBool>,
+    /// The terminal was closed, or the program is asked to end. However often: the reply ends, what was said is kept, and
+    /// then the program ends. Shells and the kernel both tell of a closed terminal, so a second time means nothing.
+    over: Arc<AtomicBool>,
+}
 
-impl Interrupted {
+impl Signals {
     fn listen() -> Result<Self> {
-        let asked = Arc::new(AtomicBool::new(false));
+        let interrupted = Arc::new(AtomicBool::new(false));
         // In this order: the first time the flag is not set yet.
-        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&asked))?;
-        flag::register(SIGINT, Arc::clone(&asked))?;
-        Ok(Self(asked))
+        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&interrupted))?;
+        flag::register(SIGINT, Arc::clone(&interrupted))?;
+        let over = Arc::new(AtomicBool::new(false));
+        flag::register(SIGTERM, Arc::clone(&over))?;
+        #[cfg(unix)]
+        flag::register(signal_hook::consts::SIGHUP, Arc::clone(&over))?;
+        Ok(Self { interrupted, over })
     }
 
-    /// Forgets what was asked before a turn.
-    fn begin(&self) -> Arc<AtomicBool> {
-        self.0.store(false, Ordering::Relaxed);
-        Arc::clone(&self.0)
+    fn forget_interrupt(&self) {
+        self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    fn end_reply(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed) || self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 }
 
@@ -106,7 +138,7 @@ struct Chat<'a> {
     engine: &'a mut Engine,
     sampling: Sampling,
     args: &'a RunArgs,
-    interrupted: Interrupted,
+    signals: Signals,
     sight: Sight,
     current: Conversation,
     /// What the current one is called within the chat.
@@ -117,12 +149,28 @@ struct Chat<'a> {
 impl Chat<'_> {
     /// One message and its answer. Where that fails the conversation is as it was before.
     fn turn(&mut self, text: &str) -> Result<()> {
+        let images = self.current.images.are_pending();
         self.current.begin_turn(text);
-        if let Err(error) = self.answer(text) {
-            self.current.rewind(1)?;
-            return Err(error.context("this message was left out, with its images"));
+        let Err(error) = self.answer(text) else {
+            return Ok(());
+        };
+        self.current.rewind(1)?;
+        let left_out = match images {
+            true => "this message was left out, with its images",
+            false => "this message was left out",
+        };
+        if !output::is_long_text(&error) {
+            return Err(error.context(left_out));
         }
-        Ok(())
+        let context = self.engine.context_tokens();
+        match self.current.turns() {
+            0 => bail!(
+                "{left_out}: it has more than the context of {context} tokens holds; shorten it, or start with a larger --ctx"
+            ),
+            _ => bail!(
+                "{left_out}: the conversation has filled the context of {context} tokens; {MAKES_ROOM}"
+            ),
+        }
     }
 
     fn answer(&mut self, text: &str) -> Result<()> {
@@ -130,7 +178,7 @@ impl Chat<'_> {
             engine,
             args,
             current,
-            interrupted,
+            signals,
             sight,
             ..
         } = self;
@@ -141,13 +189,14 @@ impl Chat<'_> {
             let said = (&*current.messages, &current.images);
             sight.prompt(engine, &mut current.session, said, args)?
         };
-        let stop = interrupted.begin();
-        let report = generate(engine, &mut current.session, prompt, args, Some(&stop))?;
+        signals.forget_interrupt();
+        let stop = || signals.end_reply();
+        let report = generate(engine, &mut current.session, prompt, args, &stop)?;
         if !args.raw {
             let reply = Message::new("assistant", report.text.as_str());
             current.messages.push(reply);
         }
-        summarise(&report)
+        summarise(&report, MAKES_ROOM)
     }
 
     fn obey(&mut self, command: Command) -> Result<()> {
@@ -219,6 +268,7 @@ impl Chat<'_> {
 
     fn save(&mut self, name: Option<SessionName>) -> Result<()> {
         match name {
+            Some(name) if self.current.is_kept_as(&name) => {}
             Some(name) => self.current.name(&self.sampling, self.args, &name)?,
             None if self.current.is_named() => {}
             None => bail!("it has no name to be kept under; it is typed as `/save NAME`"),
@@ -231,10 +281,16 @@ impl Chat<'_> {
 
     fn load(&mut self, name: SessionName) -> Result<()> {
         self.must_be_free(&name)?;
+        if let Some((kept, _)) = self.all().into_iter().find(|(_, it)| it.is_kept_as(&name)) {
+            bail!(
+                "the conversation `{kept}` of this chat is kept as `{name}`; /switch {kept} goes there"
+            );
+        }
         if !self.args.folder.has(&name)? {
             bail!("there is no session `{name}`; `lacuna sessions list` shows those there are");
         }
-        let there = Conversation::named(self.engine, &self.sampling, self.args, &name)?;
+        let opened = open_session(self.args, &name)?;
+        let there = Conversation::named(self.engine, &self.sampling, self.args, opened)?;
         self.go_to(name, there);
         Ok(())
     }

@@ -7,7 +7,7 @@ use lacuna_kv::folder::SessionName;
 
 use super::images::Images;
 use crate::cli::RunArgs;
-use crate::commands::sessions::Named;
+use crate::commands::sessions::{Named, Opened};
 
 /// What is said with a model, as far as it has come.
 pub(super) struct Conversation {
@@ -39,15 +39,14 @@ impl Conversation {
         Ok(Self::of(session, instructions(args), None))
     }
 
-    /// The one of a name, or a new one that will be kept under it.
+    /// The one of a session, or a new one that will be kept in it.
     pub(super) fn named(
         engine: &Engine,
         sampling: &Sampling,
         args: &RunArgs,
-        name: &SessionName,
+        opened: Opened,
     ) -> Result<Self> {
-        let place = (&args.folder, name);
-        let (named, session, messages) = Named::open(engine, sampling, place, &args.model.model)?;
+        let (named, session, messages) = opened.restore(engine, sampling, &args.model.model)?;
         let messages = match messages.is_empty() {
             true => instructions(args),
             false => messages,
@@ -131,7 +130,8 @@ impl Conversation {
         if !self.images.is_empty() {
             bail!("it shows images, which are not kept");
         }
-        let named = Named::create((&args.folder, name), &args.model.model, sampling)?;
+        let how = (args.raw, args.engine.kv);
+        let named = Named::create((&args.folder, name), &args.model.model, sampling, how)?;
         self.named = Some(named);
         Ok(())
     }
@@ -139,6 +139,11 @@ impl Conversation {
     /// Whether it is kept.
     pub(super) fn is_named(&self) -> bool {
         self.named.is_some()
+    }
+
+    /// Whether it is kept as the session of that name.
+    pub(super) fn is_kept_as(&self, name: &SessionName) -> bool {
+        self.named.as_ref().is_some_and(|named| named.is(name))
     }
 
     /// Writes it where it is kept, if it is and anything was said.

@@ -77,6 +77,11 @@ impl Images {
         self.files.is_empty()
     }
 
+    /// Whether the next message shows some.
+    pub(super) fn are_pending(&self) -> bool {
+        self.pending > 0
+    }
+
     /// Images that messages show.
     pub(super) fn placed(&self) -> usize {
         self.files.len() - self.pending

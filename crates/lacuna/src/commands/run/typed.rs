@@ -1,9 +1,12 @@
 //! What is typed in a chat: messages of one or several lines, and commands.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use lacuna_cli::tell;
 use lacuna_kv::folder::SessionName;
 use rustyline::completion::Completer;
@@ -13,6 +16,7 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
+use signal_hook::consts::SIGINT;
 
 /// What opens and closes a message of several lines.
 const QUOTES: &str = "\"\"\"";
@@ -87,15 +91,88 @@ pub(super) fn help() {
     );
 }
 
-/// Reads what is typed, with what was typed before at the arrow keys.
+/// Reads what is typed, with what was typed before at the arrow keys. It does so on a thread of its own, so that whoever
+/// waits for it can be asked to end meanwhile.
 pub(super) struct Keyboard {
-    editor: Editor<Lines, FileHistory>,
-    history: Option<std::path::PathBuf>,
+    wanted: Sender<()>,
+    lines: Receiver<rustyline::Result<String>>,
+    /// Whether an interrupt wakes the thread, which gives the terminal back as it was.
+    wakes: bool,
 }
 
 impl Keyboard {
+    /// How soon it is seen that a chat is asked to end.
+    const LOOK: Duration = Duration::from_millis(100);
+    /// How long the thread may take to give the terminal back.
+    const FAREWELL: Duration = Duration::from_secs(1);
+
     /// With a file of lines that were typed before, which those that follow are added to.
     pub(super) fn new(history: Option<&Path>) -> Result<Self> {
+        let mut typist = Typist::new(history)?;
+        // Who may print while a line is typed has the editor wait for more than keys: for interrupts, too.
+        let wakes = typist.editor.create_external_printer().is_ok();
+        let (wanted, wants) = channel();
+        let (send, lines) = channel();
+        let read = move || {
+            while wants.recv().is_ok() && send.send(typist.read()).is_ok() {}
+        };
+        thread::Builder::new()
+            .name("keyboard".into())
+            .spawn(read)
+            .context("cannot start a thread that reads what is typed")?;
+        Ok(Self {
+            wanted,
+            lines,
+            wakes,
+        })
+    }
+
+    /// The next message or command; the end as soon as `is_over`. What is wrong with a line is an error, and the next one
+    /// may be typed, unless it is a [`ReadlineError`].
+    pub(super) fn read(&self, is_over: impl Fn() -> bool) -> Result<Typed> {
+        const GONE: &str = "the thread that reads what is typed has ended";
+        self.wanted.send(()).context(GONE)?;
+        let line = loop {
+            match self.lines.recv_timeout(Self::LOOK) {
+                Ok(line) => break line,
+                Err(RecvTimeoutError::Timeout) if is_over() => {
+                    self.interrupt();
+                    return Ok(Typed::End);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!(GONE),
+            }
+        };
+        match line {
+            Ok(line) => understood(&line),
+            Err(ReadlineError::Interrupted) => {
+                tell!("Ctrl-D or /exit ends the chat; /help says what else can be typed");
+                Ok(Typed::Nothing)
+            }
+            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                bail!("this line was left out, since it is not UTF-8; set the terminal to UTF-8")
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Has the thread stop reading, so that the terminal is as it was before.
+    fn interrupt(&self) {
+        if self.wakes && signal_hook::low_level::raise(SIGINT).is_ok() {
+            self.lines.recv_timeout(Self::FAREWELL).ok();
+        }
+    }
+}
+
+/// What reads lines, on the thread of a [`Keyboard`].
+struct Typist {
+    editor: Editor<Lines, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl Typist {
+    fn new(history: Option<&Path>) -> Result<Self> {
         let config = Config::builder()
             .max_history_size(MOST_HISTORY)?
             .history_ignore_space(true)
@@ -119,23 +196,13 @@ impl Keyboard {
         })
     }
 
-    /// The next message or command. What is wrong with a command is an error, and the next one may be typed.
-    pub(super) fn read(&mut self) -> Result<Typed> {
-        match self.editor.readline("> ") {
-            Ok(line) => {
-                if !line.trim().is_empty() {
-                    self.editor.add_history_entry(&line)?;
-                    self.remember();
-                }
-                understood(&line)
-            }
-            Err(ReadlineError::Interrupted) => {
-                tell!("Ctrl-D or /exit ends the chat; /help says what else can be typed");
-                Ok(Typed::Nothing)
-            }
-            Err(ReadlineError::Eof) => Ok(Typed::End),
-            Err(error) => Err(error.into()),
+    fn read(&mut self) -> rustyline::Result<String> {
+        let line = self.editor.readline("> ")?;
+        if !line.trim().is_empty() {
+            self.editor.add_history_entry(&line)?;
+            self.remember();
         }
+        Ok(line)
     }
 
     /// Adds what was typed to the file; once that fails no more is written.
