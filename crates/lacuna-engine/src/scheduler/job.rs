@@ -495,13 +495,12 @@ impl Choice {
     ) -> Result<Outcome, Failure> {
         let mut complete = false;
         let takes = self.transcript.takes(tokenizer, token);
-        if takes {
-            if let Some(constraint) = &mut self.constraint
-                && !self.transcript.ends_at(tokenizer, token)
-            {
-                constraint.accept(token)?;
-                complete = constraint.is_complete();
-            }
+        if let Some(constraint) = &mut self.constraint
+            && takes
+            && !self.transcript.ends_at(tokenizer, token)
+        {
+            constraint.accept(token)?;
+            complete = constraint.is_complete();
         }
         let outcome = self.transcript.advance(tokenizer, token, complete);
         let outcome = outcome.map_err(|error| Failure::Engine(error.to_string()))?;
