@@ -392,18 +392,28 @@ fn one_call_each(messages: &[Message]) -> Vec<Message> {
     all
 }
 
-/// The contents of two messages as that of one, with `between` in between: a text of two, else a list of parts.
+/// The contents of two messages as that of one, with `between` in between: a text of two, else a list of parts. Texts that
+/// meet become one, since some templates trim each part.
 fn joined(first: &Value, second: &Value, between: &str) -> Value {
-    if let (Value::String(first), Value::String(second)) = (first, second) {
-        return format!("{first}{between}{second}").into();
-    }
     let parts = |content: &Value| match content {
         Value::Array(parts) => parts.clone(),
         Value::String(text) => vec![images::text(text.clone())],
         _ => Vec::new(),
     };
-    let between = images::text(between.to_owned());
-    Value::Array([parts(first), vec![between], parts(second)].concat())
+    let (mut all, mut rest) = (parts(first), parts(second));
+    let text = |part: Option<&Value>| Some(part?.get("text")?.as_str()?.to_owned());
+    match (text(all.last()), text(rest.first())) {
+        (Some(one), Some(other)) => {
+            all.pop();
+            rest[0] = images::text(format!("{one}{between}{other}"));
+        }
+        _ => all.push(images::text(between.to_owned())),
+    }
+    all.append(&mut rest);
+    match (first, second) {
+        (Value::String(_), Value::String(_)) => images::content(all),
+        _ => all.into(),
+    }
 }
 
 fn text_of(message: &Message) -> &str {
@@ -451,7 +461,7 @@ mod tests {
     #[test]
     fn an_image_after_a_result_stays_in_the_turn() {
         let source = "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}\
-            {% else %}{% for p in m.content %}{{ p.text or '<image>' }}{% endfor %}{% endif %}{% endif %}{% endfor %}";
+            {% else %}{% for p in m.content %}{{ (p.text or '<image>') | trim }}{% endfor %}{% endif %}{% endif %}{% endfor %}";
         let (template, writes) = writes(source);
         assert!(!writes.results);
         let mut messages = history();

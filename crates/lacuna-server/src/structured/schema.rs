@@ -303,7 +303,8 @@ impl<'a> Definitions<'a> {
                 value.clone()
             }
             "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum"
-                if value.as_f64().is_some_and(|bound| bound.abs() > MOST_EXACT) =>
+                if !is_exact(value)
+                    || value.as_f64().is_some_and(|bound| bound.abs() > MOST_EXACT) =>
             {
                 let is_lower = matches!(keyword, "minimum" | "exclusiveMinimum");
                 if value.as_f64().is_some_and(f64::is_sign_negative) != is_lower {
@@ -622,4 +623,36 @@ fn percent_decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether it is certain that nothing conforms, and what is not followed.
+    fn look(schema: &Value) -> (bool, String) {
+        let mut ignored = Ignored::new(false);
+        let mut definitions = Definitions::new(&mut ignored);
+        let read = definitions.read(schema, "schema").expect("followed");
+        let impossible = definitions.satisfiable().impossible(&read, "schema");
+        (impossible.is_some(), ignored.paths().to_owned())
+    }
+
+    /// Lists were compared value by value with themselves and with each other, however long they were.
+    #[test]
+    fn lists_are_compared_as_far_as_that_takes_no_time() {
+        let list =
+            |from: u32, count: u32| json!({"enum": (from..from + count).collect::<Vec<_>>()});
+        for (count, is_certain) in [(500, true), (50_000, false)] {
+            let both = json!({"allOf": [list(0, count), list(100_000, count)]});
+            assert_eq!(look(&both), (is_certain, String::new()));
+            let one = json!({"oneOf": [list(0, count), list(100_000, count)]});
+            let unknown = if is_certain { "" } else { "schema.oneOf" };
+            assert_eq!(look(&one), (false, unknown.to_owned()));
+        }
+        // With itself a list is not compared at all.
+        let mut texts = list(0, 50_000);
+        texts["type"] = json!("string");
+        assert!(look(&texts).0);
+    }
 }
