@@ -190,11 +190,25 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     {
         return ExitCode::SUCCESS;
     }
-    tell!("error: {error:#}");
+    tell!("error: {}", with_causes(error));
     if let Some(advice) = advice(error) {
         tell!("help: {advice}");
     }
     ExitCode::from(if is_usage(error) { 2 } else { 1 })
+}
+
+/// `error` and what it came from, each said once: many errors say their cause themselves, and have it as their cause
+/// besides.
+#[must_use]
+pub fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |said, cause| {
+        let cause = cause.to_string();
+        match said.is_empty() {
+            true => cause,
+            false if said.contains(&cause) => said,
+            false => format!("{said}: {cause}"),
+        }
+    })
 }
 
 /// The engine's error in `error`, if it is one.
@@ -219,7 +233,7 @@ pub fn advise(error: anyhow::Error, advice: &str) -> anyhow::Error {
         }
         _ => return error,
     };
-    anyhow::anyhow!("{what}{error:#}; {raise}{advice}")
+    anyhow::anyhow!("{what}{}; {raise}{advice}", with_causes(&error))
 }
 
 /// Whether a text was refused because it cannot fit the context.
@@ -323,6 +337,22 @@ mod tests {
         assert_eq!(escaped("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
         assert_eq!(escaped("él, 東京, 🦀"), "él, 東京, 🦀");
         assert_eq!(name("two\nlines\u{1b}"), "two\\nlines\\u{1b}");
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("writing failed: {0}")]
+        struct Writing(#[from] io::Error);
+
+        let full = || Writing(io::Error::other("the disk is full"));
+        let error = anyhow::Error::new(full()).context("cannot write `a.gguf`");
+        assert_eq!(
+            with_causes(&error),
+            "cannot write `a.gguf`: writing failed: the disk is full"
+        );
+        let error = anyhow::anyhow!("the disk is slow").context("cannot write");
+        assert_eq!(with_causes(&error), "cannot write: the disk is slow");
     }
 
     #[test]

@@ -198,13 +198,20 @@ fn conversations_fork_go_back_and_are_kept() {
     );
     assert!(chat.say("/new").contains("chat-2: 0 turns"));
     assert!(chat.say("/drop plan-b").trim().is_empty());
+    // Its memory went back to the system: what is left is the other's.
+    let memory = chat.say("/memory");
+    let after = |mark: &str| {
+        let (_, rest) = memory.split_once(mark).expect("a figure");
+        rest.split_once(',').expect("words").0.to_owned()
+    };
+    assert_eq!(after("KV of all: "), after("without sharing "), "{memory}");
     assert!(
         chat.say("/switch plan-b")
             .contains("error: there is no conversation `plan-b`")
     );
     assert!(
         chat.say("/save notes")
-            .contains("error: there is a session `notes` already")
+            .contains("error: the conversation `main` of this chat is kept as `notes`")
     );
     chat.end();
 

@@ -254,7 +254,7 @@ fn summarise(
             Ok(Outcome::Refused { .. }) => refused += 1,
             Ok(Outcome::HungUp) => {}
             Err(error) => {
-                tell!("a request failed: {error:#}");
+                tell!("a request failed: {}", output::with_causes(&error));
                 failed += 1;
             }
         }

@@ -348,7 +348,7 @@ impl Requests {
                 return UNTOLD_PAUSE;
             }
             Err(error) => {
-                tell!("a request failed: {error:#}");
+                tell!("a request failed: {}", output::with_causes(&error));
                 self.failed += 1;
             }
         }

@@ -45,9 +45,7 @@ impl Scheduler {
         }
         self.tended = Some(now);
         if let Some(time_to_live) = self.config.prefix_cache.time_to_live {
-            while self.expire(now, time_to_live) {
-                self.counters.expired_groups += 1;
-            }
+            while self.expire(now, time_to_live) {}
         }
         self.memory = self.system.memory();
         let demand = self.kv_demand();

@@ -157,11 +157,15 @@ impl Scheduler {
         }
     }
 
-    /// Gives up a cached group that has not been used for `time_to_live`. Returns whether there was one.
+    /// Gives up a cached group that has not been used for `time_to_live`, with those before it that nothing can
+    /// be resumed at any more. Returns whether there was one.
     pub(super) fn expire(&mut self, now: Instant, time_to_live: Duration) -> bool {
         let rates = self.swap_rates().filter(|_| !self.is_swap_paused(now));
         let pays = |moving| rates.is_some_and(|rates| rates.favor(moving));
-        self.prefix.expire(now, time_to_live, pays)
+        let (groups, _) = self.kept();
+        let any = self.prefix.expire(now, time_to_live, pays);
+        self.counters.expired_groups += (groups - self.kept().0) as u64;
+        any
     }
 
     /// A disk that takes too long for what is put aside is not waited for: it is let go of, and for a while nothing is

@@ -252,10 +252,12 @@ fn a_store_that_fails_or_lies_costs_time_and_nothing_else() {
     }
 }
 
-/// The object of a segment of rows, and its bytes.
-fn rows(store: &MemoryStore) -> (String, Vec<u8>) {
+/// The first object whose name ends in `kind`, and its bytes.
+fn object(store: &MemoryStore, kind: &str) -> (String, Vec<u8>) {
     let mut names = store.names().into_iter();
-    let name = names.find(|name| name.ends_with(".rows")).expect("rows");
+    let name = names
+        .find(|name| name.ends_with(kind))
+        .expect("of that kind");
     let bytes = store.object(&name).expect("an object");
     (name, bytes)
 }
@@ -294,25 +296,32 @@ fn whatever_byte_of_an_object_differs_it_is_missed() {
 
 #[test]
 fn what_is_damaged_in_a_store_is_replaced_by_whoever_computes_it_again() {
-    let (bench, here, there) = (first_bench(), root(), root());
-    let store = MemoryStore::default();
-    let mut first = bench.beside(here.path(), &store);
-    let prompt = first.turn(&tokens(0, 500));
-    first.settle_all();
-    drop(first);
-    let (name, whole) = rows(&store);
-    let mut damaged = whole.clone();
-    *damaged.last_mut().expect("bytes") ^= 1;
-    store.set_object(&name, Some(damaged));
-    let mut second = bench.beside(there.path(), &store);
-    assert_eq!(second.fetch(&prompt), Some(Some(FolderMiss::RemoteDamaged)));
-    assert_eq!(second.remote().damaged, 1);
-    second.turn(&tokens(0, 500));
-    second.settle_all();
-    assert!(store.object(&name) == Some(whole));
-    let elsewhere = root();
-    let mut third = bench.beside(elsewhere.path(), &store);
-    assert!(third.bring(&prompt) > 0);
+    let bench = first_bench();
+    // The link is damaged where its segment is whole, too.
+    for kind in [".rows", ".link"] {
+        let (here, there, elsewhere) = (root(), root(), root());
+        let store = MemoryStore::default();
+        let mut first = bench.beside(here.path(), &store);
+        // The next prompt leaves the segment before its end, which only the link leads to.
+        first.turn(&tokens(0, 500));
+        first.settle_all();
+        drop(first);
+        let prompt = [tokens(0, 400), tokens(2, 100)].concat();
+        let (name, whole) = object(&store, kind);
+        let mut damaged = whole.clone();
+        // The last line's end is all that a link can do without.
+        let at = damaged.len() - 2;
+        damaged[at] ^= 1;
+        store.set_object(&name, Some(damaged));
+        let mut second = bench.beside(there.path(), &store);
+        second.fetch(&prompt);
+        assert_eq!(second.remote().damaged, 1, "{kind}");
+        second.turn(&tokens(0, 500));
+        second.settle_all();
+        assert!(store.object(&name) == Some(whole), "{kind}");
+        let mut third = bench.beside(elsewhere.path(), &store);
+        assert!(third.bring(&prompt) > 0, "{kind}");
+    }
 }
 
 #[test]

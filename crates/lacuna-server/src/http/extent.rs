@@ -41,6 +41,9 @@ impl Extent {
     const ENTRY_BYTES: usize = 3 * Self::SLOT_BYTES;
     /// The hash, the key and the value.
     const SLOT_BYTES: usize = size_of::<u64>() + size_of::<String>() + size_of::<Value>();
+    /// What four digits stand for at most: a character of three bytes in UTF-8, which clients that write ASCII
+    /// alone have all Chinese text of. Two of them that make one character have four bytes together.
+    const ESCAPED_BYTES: usize = 3;
     /// What an allocator adds to a short string.
     const STRING_BYTES: usize = 32;
 
@@ -57,7 +60,10 @@ impl Extent {
                     b'\\' => State::Escape(length + 1),
                     _ => State::Text(length + 1),
                 },
-                State::Escape(length) if byte == b'u' => State::Digits(length, 4),
+                State::Escape(length) if byte == b'u' => {
+                    self.text_bytes += Self::ESCAPED_BYTES - 1;
+                    State::Digits(length, 4)
+                }
                 State::Escape(length) | State::Digits(length, 0 | 1) => State::Text(length),
                 State::Digits(length, left) => State::Digits(length, left - 1),
             };
@@ -81,7 +87,7 @@ impl Extent {
         State::Outside
     }
 
-    /// Bytes of all strings together, at least. An escape is at most six times what it stands for.
+    /// Bytes of all strings together, at most.
     pub(crate) fn text_bytes(&self) -> usize {
         self.text_bytes
     }
@@ -97,5 +103,53 @@ impl Extent {
             + self.objects.min(self.entries) * Self::OBJECT_BYTES
             + self.entries * Self::ENTRY_BYTES
             + self.strings * Self::STRING_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `text` as JSON, with all that is not ASCII in escapes, as Python's `json.dumps` writes it.
+    fn escaped(text: &str) -> String {
+        let json = serde_json::to_string(text).expect("a string");
+        let mut ascii = String::new();
+        for character in json.chars() {
+            match character.is_ascii() {
+                true => ascii.push(character),
+                false => {
+                    let units = character.encode_utf16(&mut [0; 2]).to_vec();
+                    ascii.extend(units.iter().map(|unit| format!("\\u{unit:04x}")));
+                }
+            }
+        }
+        ascii
+    }
+
+    proptest! {
+        /// The bytes of texts are bounded from above, for memory, and those of the longest from below, for what is
+        /// refused, however they are written and wherever they are cut.
+        #[test]
+        fn texts_are_bounded_however_they_are_written(
+            texts in proptest::collection::vec("\\PC{0,20}|[\\x00-\\x7f]{0,20}|[\u{4e2d}\u{1f600}\\\\\"é]{0,20}", 0..6),
+            ascii: bool,
+            piece in 1_usize..9,
+        ) {
+            let written = texts.iter().map(|text| match ascii {
+                true => escaped(text),
+                false => serde_json::to_string(text).expect("a string"),
+            });
+            let body = format!("[{}]", written.collect::<Vec<String>>().join(","));
+            let parsed: Vec<String> = serde_json::from_str(&body).expect("JSON");
+            prop_assert_eq!(&parsed, &texts);
+            let mut extent = Extent::default();
+            body.as_bytes().chunks(piece).for_each(|piece| extent.read(piece));
+            let bytes: usize = texts.iter().map(String::len).sum();
+            prop_assert!((bytes..=3 * bytes).contains(&extent.text_bytes()));
+            let longest = texts.iter().map(String::len).max().unwrap_or(0);
+            prop_assert!((longest.div_ceil(3)..=longest).contains(&extent.longest_text_bytes()));
+        }
     }
 }

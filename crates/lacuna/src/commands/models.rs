@@ -93,7 +93,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
             id: model.id,
             path: model.path.display().to_string(),
             bytes: model.bytes,
-            refused: needs.as_ref().err().map(|error| format!("{error:#}")),
+            refused: needs.as_ref().err().map(output::with_causes),
             needs: needs.ok(),
         }
     };

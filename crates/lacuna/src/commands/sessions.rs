@@ -404,7 +404,7 @@ fn row(path: &Path, name: String) -> Result<Row> {
             row.messages = note.messages.len();
             (row.tokens, row.cached_tokens) = (saved.tokens.len(), saved.cached);
         }
-        Err(error) => row.problem = Some(format!("{error:#}")),
+        Err(error) => row.problem = Some(output::with_causes(&error)),
     }
     Ok(row)
 }

@@ -109,6 +109,7 @@ impl Tier {
             }
             // This one does not fit there; others may.
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                uploads.attempts = 0;
                 self.status().given_up += 1;
             }
             Err(error) => {
@@ -180,19 +181,23 @@ impl Shared {
         };
         let bytes = match self.checked(&file) {
             Ok((header, bytes)) => {
-                let replaced = locked(&tier.damaged).contains(name);
+                let is_damaged = |name: &str| locked(&tier.damaged).contains(name);
                 let there = tier.lengths(&[name.to_owned()])?;
-                if !replaced && there == [Some(bytes)] {
-                    return Ok(());
-                }
+                let is_there = !is_damaged(name) && there == [Some(bytes)];
                 if let Some(link) = Link::to(&Segment::of(&header)) {
                     let first = header.chains()[0];
                     let name = Link::name(header.first_group as usize, first);
-                    let link = link.encode();
-                    let object = tier.object(&name);
-                    let mut source = link.as_bytes();
-                    tier.store.put(&object, link.len() as u64, &mut source)?;
-                    locked(&tier.damaged).remove(&name);
+                    // Of a segment that is there the link is too, unless it was found to be of no use.
+                    if !is_there || is_damaged(&name) {
+                        let link = link.encode();
+                        let object = tier.object(&name);
+                        let mut source = link.as_bytes();
+                        tier.store.put(&object, link.len() as u64, &mut source)?;
+                        locked(&tier.damaged).remove(&name);
+                    }
+                }
+                if is_there {
+                    return Ok(());
                 }
                 bytes
             }
@@ -296,7 +301,15 @@ mod tests {
         let status = tier.current();
         assert_eq!((status.given_up, status.failed_writes), (1, 0));
         assert_eq!(status.writing_paused, None);
+        // A failure before that one was its own, and not the next one's.
+        for name in ["b", "c"] {
+            assert_eq!(tier.next_upload().as_deref(), Some("b"), "before {name}");
+            tier.end_upload("b".to_owned(), failed(io::ErrorKind::TimedOut));
+            locked(&tier.writing).succeed();
+        }
         assert_eq!(tier.next_upload().as_deref(), Some("b"));
+        tier.end_upload("b".to_owned(), failed(io::ErrorKind::FileTooLarge));
+        assert_eq!(locked(&tier.uploads).attempts, 0);
     }
 
     #[test]

@@ -76,13 +76,13 @@ pub(super) fn chat(
             Err(error) => Err(error),
         };
         if let Err(error) = done {
-            tell!("error: {error:#}");
+            tell!("error: {}", output::with_causes(&error));
         }
     }
     // Whatever ended it, what was said is kept.
     match (chat.end(), read) {
         (Err(error), Err(read)) => {
-            tell!("error: {read:#}");
+            tell!("error: {}", output::with_causes(&read));
             Err(error)
         }
         (ended, read) => ended.and(read),
@@ -232,6 +232,9 @@ impl Chat<'_> {
                     .remove(&name.to_string())
                     .ok_or_else(|| self.no_conversation(&name))?;
                 dropped.save(self.engine)?;
+                drop(dropped);
+                // The pool keeps free pages for whoever grows next; what is forgotten is to be given back.
+                self.engine.kv_cache().pool().trim();
             }
             Command::Save(name) => self.save(name)?,
             Command::Load(name) => self.load(name)?,
@@ -269,7 +272,10 @@ impl Chat<'_> {
     fn save(&mut self, name: Option<SessionName>) -> Result<()> {
         match name {
             Some(name) if self.current.is_kept_as(&name) => {}
-            Some(name) => self.current.name(&self.sampling, self.args, &name)?,
+            Some(name) => {
+                self.must_not_be_kept(&name)?;
+                self.current.name(&self.sampling, self.args, &name)?;
+            }
             None if self.current.is_named() => {}
             None => bail!("it has no name to be kept under; it is typed as `/save NAME`"),
         }
@@ -281,11 +287,7 @@ impl Chat<'_> {
 
     fn load(&mut self, name: SessionName) -> Result<()> {
         self.must_be_free(&name)?;
-        if let Some((kept, _)) = self.all().into_iter().find(|(_, it)| it.is_kept_as(&name)) {
-            bail!(
-                "the conversation `{kept}` of this chat is kept as `{name}`; /switch {kept} goes there"
-            );
-        }
+        self.must_not_be_kept(&name)?;
         if !self.args.folder.has(&name)? {
             bail!("there is no session `{name}`; `lacuna sessions list` shows those there are");
         }
@@ -298,6 +300,16 @@ impl Chat<'_> {
     fn must_be_free(&self, name: &SessionName) -> Result<()> {
         if *name == self.name || self.others.contains_key(&name.to_string()) {
             bail!("there is a conversation `{name}` in this chat; /switch {name} goes there");
+        }
+        Ok(())
+    }
+
+    /// A session is of one conversation, and locked by it.
+    fn must_not_be_kept(&self, name: &SessionName) -> Result<()> {
+        if let Some((kept, _)) = self.all().into_iter().find(|(_, it)| it.is_kept_as(name)) {
+            bail!(
+                "the conversation `{kept}` of this chat is kept as `{name}`; /switch {kept} goes there"
+            );
         }
         Ok(())
     }
@@ -382,7 +394,7 @@ impl Chat<'_> {
             if first.is_ok() {
                 first = saved;
             } else if let Err(error) = saved {
-                tell!("error: {error:#}");
+                tell!("error: {}", output::with_causes(&error));
             }
         }
         first
