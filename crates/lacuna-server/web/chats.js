@@ -62,6 +62,18 @@ export class Chat {
     this.leaf = leaf.id;
   }
 
+  /**
+   * Takes what another window has kept of this conversation: its messages, but for the one that is `coming` here. What
+   * goes on from what is shown is shown.
+   */
+  take(other, coming) {
+    const { messages, leaf, title, changed, system, model } = other;
+    const mine = coming && { [coming]: this.messages[coming] };
+    const goesOn = this.leaf === null || other.path().some(({ id }) => id === this.leaf);
+    Object.assign(this, { title, changed, system, model, messages: { ...this.messages, ...messages, ...mine } });
+    if (goesOn && !coming) this.leaf = leaf;
+  }
+
   /** What a model is asked with: the path up to `leaf`, without what failed. */
   question(leaf) {
     const path = [];
@@ -80,22 +92,32 @@ function parts({ content, pictures = [] }) {
   return content ? [...shown, { type: "text", text: content }] : shown;
 }
 
+/** The conversation that was kept as `text`; nothing of one that is damaged or of another version, which stays where it is. */
+function read(text) {
+  try {
+    const chat = new Chat(JSON.parse(text));
+    // Throws where a kept one is not whole.
+    chat.path();
+    return chat;
+  } catch {
+    return null;
+  }
+}
+
 /** The conversations that are kept, the one changed last first. */
 export function load() {
-  const chats = [];
-  for (let index = 0; index < localStorage.length; index += 1) {
-    const key = localStorage.key(index);
-    if (!key.startsWith(PREFIX)) continue;
-    try {
-      const chat = new Chat(JSON.parse(localStorage.getItem(key)));
-      // Throws where a kept one is not whole.
-      chat.path();
-      chats.push(chat);
-    } catch {
-      // Of another version, or damaged: it stays where it is.
-    }
-  }
+  const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+  const chats = keys.map((key) => read(localStorage.getItem(key))).filter((chat) => chat);
   return chats.sort((a, b) => b.changed - a.changed);
+}
+
+/** Calls `changed` with the identity of each conversation that another window keeps, and with it; without when it is deleted there. */
+export function watch(changed) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (!key?.startsWith(PREFIX)) return;
+    const chat = newValue === null ? null : read(newValue);
+    if (chat || newValue === null) changed(key.slice(PREFIX.length), chat);
+  });
 }
 
 /** Keeps a conversation. Says what there was no room for: nothing, its pictures, or all of it. */

@@ -14,14 +14,15 @@ const EXAMPLES = [
 
 export class Conversation {
   /**
-   * @param {() => object} sampling what the settings say of sampling
+   * @param {() => object} settings which model is asked, and what the settings say of sampling
    * @param {(chat) => void} changed the conversation is to be kept
    */
-  constructor(sampling, changed) {
-    this.sampling = sampling;
+  constructor(settings, changed) {
+    this.settings = settings;
     this.changed = changed;
     this.chat = null;
     this.underWay = null;
+    this.coming = null;
     this.attachments = new Attachments();
     this.list = element("messages");
     this.text = element("text");
@@ -37,11 +38,16 @@ export class Conversation {
     });
     this.text.addEventListener("input", () => fit(this.text));
     element("stop").addEventListener("click", () => this.stop());
+    // A page that is closed keeps what has come of a reply.
+    addEventListener("pagehide", () => {
+      if (this.underWay) this.changed(this.chat);
+    });
   }
 
   /** Shows a conversation. A reply under way in another one ends there. */
   open(chat) {
     this.stop();
+    this.coming = null;
     this.chat = chat;
     this.draw();
     this.toEnd();
@@ -49,6 +55,13 @@ export class Conversation {
 
   stop() {
     this.underWay?.abort();
+  }
+
+  /** Takes what another window has kept of the conversation that is shown. */
+  take(other) {
+    this.chat.take(other, this.coming);
+    const isWritten = this.underWay || this.list.querySelector("textarea");
+    if (!isWritten) this.follow(() => this.draw());
   }
 
   draw() {
@@ -92,15 +105,12 @@ export class Conversation {
     this.underWay = underWay;
     busy(true);
     const message = chat.add("assistant", "", parent);
+    this.coming = message.id;
     const item = this.item(message, true);
     this.list.append(item);
     this.changed(chat);
     this.toEnd();
-    const body = {
-      messages: chat.question(parent),
-      ...(chat.model && { model: chat.model }),
-      ...this.sampling(),
-    };
+    const body = { messages: chat.question(parent), ...this.settings() };
     try {
       await this.receive(item, message, ask(body, underWay.signal));
     } catch (error) {
@@ -115,6 +125,7 @@ export class Conversation {
     // Another conversation may be shown, with a reply of its own.
     if (this.underWay === underWay) {
       this.underWay = null;
+      this.coming = null;
       busy(false);
     }
     if (item.isConnected) {

@@ -1,7 +1,7 @@
 // The page: conversations at the left, the one that is shown, and the memory map.
 
 import { models } from "./api.js";
-import { Chat, forget, keep, load } from "./chats.js";
+import { Chat, forget, keep, load, watch } from "./chats.js";
 import { Conversation } from "./conversation.js";
 import { button, element, make } from "./dom.js";
 import * as memory from "./memory.js";
@@ -14,9 +14,18 @@ const NOT_KEPT = {
 
 let chats = load();
 let served = [];
-const conversation = new Conversation(settings.sampling, changed);
+const conversation = new Conversation(asked, changed);
+// Those whose reply may still be ending.
+const deleted = new WeakSet();
+
+/** What requests say beside the messages. The model is the one that is shown. */
+function asked() {
+  const model = element("models").value;
+  return { ...(model && { model }), ...settings.sampling() };
+}
 
 function changed(chat) {
+  if (deleted.has(chat)) return;
   if (!chats.includes(chat)) chats.unshift(chat);
   const left = keep(chat);
   element("not-kept").hidden = !left;
@@ -28,7 +37,9 @@ function changed(chat) {
 function open(chat) {
   conversation.open(chat);
   element("system").value = chat.system;
-  element("models").value = chat.model ?? element("models").options[0]?.value ?? "";
+  // The one that was asked may be served no longer.
+  const model = served.find(({ id }) => id === chat.model) ?? served[0];
+  element("models").value = model?.id ?? "";
   offer();
   list();
   see("chat");
@@ -41,7 +52,7 @@ function list() {
     const shown = chat === conversation.chat;
     const title = button(chat.title || "Untitled", () => open(chat), { class: "title" });
     if (shown) title.setAttribute("aria-current", "true");
-    const gone = button("×", () => remove(chat), { "aria-label": `Delete “${chat.title}”` });
+    const gone = button("×", () => remove(chat), { "aria-label": `Delete “${chat.title || "Untitled"}”` });
     return make("li", {}, title, gone);
   });
   element("chats").replaceChildren(...items);
@@ -49,10 +60,23 @@ function list() {
 
 function remove(chat) {
   if (!confirm(`Delete “${chat.title}”? It is kept nowhere else.`)) return;
+  deleted.add(chat);
   forget(chat);
   chats = chats.filter((other) => other !== chat);
   if (chat === conversation.chat) open(new Chat());
   else list();
+}
+
+/** What another window has done to a conversation. */
+function changedElsewhere(id, other) {
+  const shown = conversation.chat.id === id;
+  const here = shown ? conversation.chat : chats.find((chat) => chat.id === id);
+  if (!other) chats = chats.filter((chat) => chat !== here);
+  else if (shown) conversation.take(other);
+  else here?.take(other);
+  if (other && !chats.includes(here)) chats.push(here ?? other);
+  if (shown) element("system").value = conversation.chat.system;
+  list();
 }
 
 /** On a narrow screen one part is seen at a time. */
@@ -100,4 +124,5 @@ settings.start((system) => {
 });
 await pickModels();
 open(chats[0] ?? new Chat());
+watch(changedElsewhere);
 memory.start();

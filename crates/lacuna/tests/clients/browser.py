@@ -2,7 +2,7 @@
 
 Everything the page offers is done once: beside other sessions a message is sent, its reply comes and
 the memory map changes; replies are stopped, made again and edited into branches; chats are kept, and
-ended by new ones; files go along; what fails says so and can be tried again; a server that wants a key
+ended by new ones, and the same in two windows; files go along; what fails says so and can be tried again; a server that wants a key
 gets one; a model that sees is shown pictures. Pictures are taken into a folder, and axe-core looks for what people who see or point badly
 could not use.
 """
@@ -336,6 +336,78 @@ def kept(page):
     until("it is gone", lambda: page.texts("#chats .title") == titles[:-1])
 
 
+def deleted_during_a_reply(page):
+    """A chat that is deleted while its reply comes stays deleted when that ends."""
+    titles = page.texts("#chats .title")
+    page.click("#new-chat")
+    page.settings({"#max-tokens": "600"})
+    page.say(ASKS_FOR_MUCH)
+    until("the reply begins", page.reply)
+    page.press("#chats li:first-child", f"Delete “{ASKS_FOR_MUCH}”")
+    until("the reply is over", page.is_waiting)
+    page.settings({"#max-tokens": "40"})
+    page.say("What is a module?")
+    page.finished()
+    assert page.texts("#chats .title") == ["What is a module?", *titles], page.texts("#chats .title")
+    page.press("#chats li:first-child", "Delete “What is a module?”")
+
+
+def left_during_a_reply(page):
+    """What has come of a reply is there when the page is."""
+    page.click("#new-chat")
+    page.settings({"#max-tokens": "600"})
+    page.say(ASKS_FOR_MUCH)
+    begun = until("the reply begins", page.reply)
+    page.browser.refresh()
+    until("the chat is there again", lambda: page.texts("#messages > li.user"))
+    assert page.reply().strip().startswith(begun.strip()[:10]), (page.reply(), begun)
+    page.settings({"#max-tokens": "40"})
+
+
+def a_model_that_is_gone(page):
+    """A chat with a model that is served no longer goes on with one that is."""
+    chat = {"id": "old", "title": "Old", "changed": time.time() * 2000, "model": "gone", "messages": {}, "leaf": None}
+    page.browser.execute_script(
+        "localStorage.setItem('lacuna-chat-old', arguments[0])", json.dumps(chat)
+    )
+    page.browser.refresh()
+    page.browser.execute_script("window.confirm = () => true")
+    until("it is shown", lambda: page.texts("#chats [aria-current]") == ["Old"])
+    assert page.find("#models")[0].get_attribute("value") == "demo"
+    page.say("What is a crate?")
+    page.finished()
+    page.press("#chats li:first-child", "Delete “Old”")
+
+
+def two_windows(page):
+    """What is said in one window is there in the other, and neither loses what the other has kept."""
+    page.click("#new-chat")
+    page.say("What is a slice?")
+    page.finished()
+    first = page.browser.current_window_handle
+    url = page.browser.current_url
+    page.browser.switch_to.new_window("tab")
+    second = page.browser.current_window_handle
+    page.browser.get(url)
+    until("the chat is there", lambda: "What is a slice?" in page.texts("#chats [aria-current]"))
+    page.say("And a string?")
+    page.finished()
+    said = page.texts("#messages > li.user .text")
+    assert said == ["What is a slice?", "And a string?"], said
+    page.browser.switch_to.window(first)
+    until("it came here", lambda: page.texts("#messages > li.user .text") == said)
+    page.say("And a vector?")
+    page.finished()
+    page.browser.switch_to.window(second)
+    until("it came there", lambda: page.texts("#messages > li.user .text") == [*said, "And a vector?"])
+    page.browser.execute_script("window.confirm = () => true")
+    page.press("#chats li:first-child", "Delete “What is a slice?”")
+    page.browser.close()
+    page.browser.switch_to.window(first)
+    until("it is gone", lambda: "What is a slice?" not in page.texts("#chats .title"))
+    page.click("#new-chat")
+
+
 def files(page):
     """A text file goes along under its name; what is no text is refused by name."""
     page.click("#new-chat")
@@ -617,6 +689,10 @@ def main():
             page.settings({"#max-tokens": "40"})
             branches(page)
             kept(page)
+            deleted_during_a_reply(page)
+            left_during_a_reply(page)
+            a_model_that_is_gone(page)
+            two_windows(page)
             files(page)
             markdown(page)
             failing(page)
