@@ -90,6 +90,16 @@ impl Config {
         &self.class
     }
 
+    /// The same with `defaults` for fields that it does not have.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &[(&str, Value)]) -> Self {
+        let mut config = self.clone();
+        for (name, value) in defaults {
+            config.map.entry(*name).or_insert_with(|| value.clone());
+        }
+        config
+    }
+
     /// Its fields.
     #[must_use]
     pub fn map(&self) -> &Map<String, Value> {

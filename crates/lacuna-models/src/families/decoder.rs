@@ -4,7 +4,6 @@ use std::num::NonZeroUsize;
 
 use super::experts;
 use super::facts::{Facts, Key};
-use super::{idefics3, pixtral};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm,
@@ -12,7 +11,10 @@ use crate::spec::{
 };
 
 /// Inner width of feed-forward blocks.
-const FEED_FORWARD: Key = Key::new("feed_forward_length", "intermediate_size|n_inner");
+const FEED_FORWARD: Key = Key::new(
+    "feed_forward_length",
+    "block_ff_dim|intermediate_size|n_inner",
+);
 
 /// What a file says where a family does not know better.
 pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -32,17 +34,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
     let hidden = facts.required(Key::new("embedding_length", "hidden_size|n_embd"))?;
     let count = facts.layers()?.min(LAYERS_READ);
     let heads = Key::new("attention.head_count", "num_attention_heads|n_head");
-    let query_heads = match facts.get(heads)? {
-        Some(heads) => heads,
-        // Folders of SmolVLM and Pixtral leave out what `transformers` takes for a Llama and a Mistral.
-        None if facts
-            .class()
-            .is_some_and(|it| idefics3::CLASSES.contains(&it) || it == pixtral::LLAVA) =>
-        {
-            32
-        }
-        None => facts.required(heads)?,
-    };
+    let query_heads = facts.required(heads)?;
     let kv_heads = facts.per_layer(
         Key::new("attention.head_count_kv", "num_key_value_heads"),
         count,

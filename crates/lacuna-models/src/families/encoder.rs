@@ -28,6 +28,25 @@ pub(super) fn see_both_sides(spec: &mut ModelSpec) {
     }
 }
 
+/// Makes tokens of a decoder see those after them where its file says so, as embedding models made of decoders do.
+pub(super) fn see_both_sides_if_said(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+) -> Result<(), ConfigError> {
+    if facts.get(Key::new("attention.causal", "is_causal"))? != Some(false) {
+        return Ok(());
+    }
+    let is_limited = |mask| matches!(mask, None | Some(Mask::Window(_)));
+    if spec.layers.iter().any(|layer| is_limited(layer.mask())) {
+        return Err(ConfigError::Unsupported {
+            feature: "layers with windows or states whose tokens see those after them".to_owned(),
+            supported: "attention to the whole text is",
+        });
+    }
+    see_both_sides(spec);
+    Ok(())
+}
+
 /// How the family pools where its file says nothing, which is as sentence-transformers does; `classifier` is
 /// the layer of its classifiers before the scores.
 pub(super) fn pooled(facts: &Facts<'_>, classifier: Option<Dense>) -> Result<Pooled, ConfigError> {

@@ -1,9 +1,11 @@
 //! What a model file says, whichever of the two ways it says it.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
+use std::rc::Rc;
 
 use lacuna_kernels::RopeStyle;
 use serde_json::{Map, Value};
@@ -51,7 +53,7 @@ pub(crate) struct Facts<'a> {
     family: &'static str,
     source: Source<'a>,
     /// What a `config.json` was found to say that GGUF has a name for.
-    found: RefCell<Found>,
+    found: Rc<RefCell<Found>>,
 }
 
 /// Facts by GGUF's names, without the family's in front.
@@ -73,7 +75,7 @@ enum Source<'a> {
         vocabulary: usize,
         rows_of: &'a dyn Fn(&str) -> Option<usize>,
     },
-    HuggingFace(&'a Config),
+    HuggingFace(Cow<'a, Config>),
 }
 
 /// What a fact can be read as.
@@ -312,22 +314,50 @@ impl<'a> Facts<'a> {
         Self {
             family,
             source,
-            found: RefCell::default(),
+            found: Rc::default(),
         }
     }
 
     pub(crate) fn huggingface(config: &'a Config, family: &'static str) -> Self {
-        let source = Source::HuggingFace(config);
+        let source = Source::HuggingFace(Cow::Borrowed(config));
         Self {
             family,
             source,
-            found: RefCell::default(),
+            found: Rc::default(),
+        }
+    }
+
+    /// The same where a `config.json` leaves out what `transformers` knows of its class, which published folders do.
+    /// GGUF files say all of it.
+    pub(crate) fn with_defaults(&self, defaults: &[(&'static str, f64)]) -> Facts<'_> {
+        let source = match &self.source {
+            Source::Gguf {
+                metadata,
+                vocabulary,
+                rows_of,
+            } => Source::Gguf {
+                metadata,
+                vocabulary: *vocabulary,
+                rows_of,
+            },
+            Source::HuggingFace(config) => {
+                let defaults: Vec<(&str, Value)> = defaults
+                    .iter()
+                    .map(|(name, number)| (*name, Value::from(*number)))
+                    .collect();
+                Source::HuggingFace(Cow::Owned(config.with_defaults(&defaults)))
+            }
+        };
+        Facts {
+            family: self.family,
+            source,
+            found: Rc::clone(&self.found),
         }
     }
 
     /// What was asked for and found in a `config.json`, and has a name in GGUF.
     pub(crate) fn into_found(self) -> Found {
-        self.found.into_inner()
+        self.found.take()
     }
 
     /// The family's name.
@@ -350,7 +380,7 @@ impl<'a> Facts<'a> {
 
     /// The class in `transformers` that a `config.json` names.
     pub(crate) fn class(&self) -> Option<&str> {
-        match self.source {
+        match &self.source {
             Source::Gguf { .. } => None,
             Source::HuggingFace(config) => Some(config.class()),
         }
@@ -601,15 +631,17 @@ impl<'a> Facts<'a> {
         let (field, map) = rope_map(config);
         let kinds = ["full_attention", "sliding_attention"];
         let kinds = kinds.map(|kind| map.get(kind).and_then(Value::as_object));
-        if let [Some(one), Some(other)] = kinds {
-            return Ok([
-                self.json_rope(config, field, one, full)?,
-                self.json_rope(config, field, other, windowed)?,
-            ]);
-        }
-        let full = self.json_rope(config, field, map, full)?;
         let theta: Option<f64> =
             self.get(Key::huggingface("rope_local_base_freq|local_rope_theta"))?;
+        if let [Some(one), Some(other)] = kinds {
+            let full = self.json_rope(config, field, one, full)?;
+            let mut windowed = self.json_rope(config, field, other, windowed)?;
+            if let Some(theta) = theta.filter(|_| !other.contains_key("rope_theta")) {
+                windowed.theta = theta;
+            }
+            return Ok([full, windowed]);
+        }
+        let full = self.json_rope(config, field, map, full)?;
         let windowed = Rope {
             dimensions: windowed,
             theta: theta.unwrap_or(full.theta),

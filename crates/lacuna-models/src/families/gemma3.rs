@@ -27,7 +27,23 @@ const IMAGES: ImageInput = ImageInput {
     },
 };
 
+/// What `transformers` takes for a field that a folder leaves out: those of the models that see say little more than
+/// what differs from it.
+const DEFAULTS: &[(&str, f64)] = &[
+    ("num_attention_heads", 8.0),
+    ("num_key_value_heads", 4.0),
+    ("head_dim", 256.0),
+    ("vocab_size", 262_208.0),
+    ("rms_norm_eps", 1e-6),
+    ("max_position_embeddings", 131_072.0),
+    ("query_pre_attn_scalar", 256.0),
+    ("sliding_window", 4096.0),
+    ("rope_theta", 1e6),
+    ("rope_local_base_freq", 1e4),
+];
+
 pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let facts = &facts.with_defaults(DEFAULTS);
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 6)?;
     gemma(&mut spec, facts)?;

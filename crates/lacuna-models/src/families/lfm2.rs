@@ -50,6 +50,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 
 /// A decoder whose layers have short convolutions, or attention where the file says so.
 pub(super) fn convolutions(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let facts = &facts.with_defaults(&[("rope_theta", 1e6)]);
     let mut spec = decoder(facts)?;
     tied_unless_said(&mut spec, facts)?;
     facts.expect(Key::huggingface("conv_bias"), false, "convolutions without biases are")?;
@@ -59,8 +60,8 @@ pub(super) fn convolutions(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> 
         Some(recurrent) => recurrent,
         None => {
             let full: Option<Vec<usize>> = facts.get(Key::huggingface("full_attn_idxs"))?;
-            let full = full.unwrap_or_default();
-            (0..spec.layers.len()).map(|layer| !full.contains(&layer)).collect()
+            let is_full = |layer| full.as_ref().is_none_or(|full| full.contains(&layer));
+            (0..spec.layers.len()).map(|layer| !is_full(layer)).collect()
         }
     };
     for (layer, recurrent) in spec.layers.iter_mut().zip(recurrent) {

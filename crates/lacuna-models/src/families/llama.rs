@@ -34,6 +34,13 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    // Folders of SmolVLM and Pixtral leave out what `transformers` takes for a Llama and a Mistral.
+    let leaves_out = |class: &str| idefics3::CLASSES.contains(&class) || class == pixtral::LLAVA;
+    let defaults: &[(&str, f64)] = match facts.class().is_some_and(leaves_out) {
+        true => &[("num_attention_heads", 32.0)],
+        false => &[],
+    };
+    let facts = &facts.with_defaults(defaults);
     let mut spec = decoder(facts)?;
     // The converter permutes the rows of queries and keys.
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);

@@ -99,7 +99,10 @@ impl Description {
         let name = metadata.require("general.architecture")?;
         let family = find(name, |family| family.name == name)?;
         let facts = Facts::gguf(metadata, family.name, vocabulary, rows_of);
-        Self::of(family, Spelling::Gguf, &facts)
+        let mut description = Self::of(family, Spelling::Gguf, &facts)?;
+        encoder::see_both_sides_if_said(&mut description.spec, &facts)?;
+        description.spec.validate()?;
+        Ok(description)
     }
 
     /// Reads a Hugging Face folder's `config.json`, and what sentence-transformers has put beside it.
@@ -107,10 +110,7 @@ impl Description {
     /// # Errors
     /// [`ConfigError`] for an unknown architecture, unsupported features, or numbers out of range.
     pub fn from_huggingface(folder: &Folder) -> Result<Self, ConfigError> {
-        let mut description = Self::from_config(folder.config())?;
-        sentence_transformers::apply(&mut description.spec, folder)?;
-        description.spec.validate()?;
-        Ok(description)
+        Self::with_facts(folder).map(|(description, _)| description)
     }
 
     /// Reads a `config.json`.
@@ -118,16 +118,24 @@ impl Description {
     /// # Errors
     /// As [`Description::from_huggingface`].
     pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
-        Self::with_facts(config).map(|(description, _)| description)
+        let (family, facts) = Self::facts(config)?;
+        Self::of(family, Spelling::HuggingFace, &facts)
     }
 
-    /// The same, and what of it GGUF files say in words of their own.
-    pub(crate) fn with_facts(config: &Config) -> Result<(Self, Found), ConfigError> {
+    /// A folder's description, and what of it GGUF files say in words of their own.
+    pub(crate) fn with_facts(folder: &Folder) -> Result<(Self, Found), ConfigError> {
+        let (family, facts) = Self::facts(folder.config())?;
+        let mut description = Self::of(family, Spelling::HuggingFace, &facts)?;
+        sentence_transformers::apply(&mut description.spec, folder)?;
+        encoder::see_both_sides_if_said(&mut description.spec, &facts)?;
+        description.spec.validate()?;
+        Ok((description, facts.into_found()))
+    }
+
+    fn facts(config: &Config) -> Result<(&'static Family, Facts<'_>), ConfigError> {
         let class = config.class();
         let family = find(class, |family| family.classes.contains(&class))?;
-        let facts = Facts::huggingface(config, family.name);
-        let description = Self::of(family, Spelling::HuggingFace, &facts)?;
-        Ok((description, facts.into_found()))
+        Ok((family, Facts::huggingface(config, family.name)))
     }
 
     /// What files of this kind call a tensor.

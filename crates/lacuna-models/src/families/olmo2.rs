@@ -2,6 +2,7 @@
 //! OLMo 3 has windows and stretches the rotation of its full layers.
 
 use super::decoder::{decoder, windows};
+use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{Mask, ModelSpec, Norms, QkNorm};
@@ -19,7 +20,12 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     windows(&mut spec, facts, 4)?;
     if spec.layers.iter().any(|layer| layer.mask() != Some(Mask::Causal)) {
         let head_dim = spec.ropes[0].dimensions;
-        let [full, windowed] = facts.ropes(head_dim, head_dim)?;
+        let [full, mut windowed] = facts.ropes(head_dim, head_dim)?;
+        // What GGUF files say nothing of is the same in all layers; in Gemma's it is not.
+        let theta: Option<f64> = facts.get(Key::gguf("rope.freq_base_swa"))?;
+        if facts.is_gguf() && theta.is_none() {
+            windowed.theta = full.theta;
+        }
         spec.ropes = vec![full, windowed];
     }
     for layer in &mut spec.layers {

@@ -26,17 +26,24 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     Ok(spec)
 }
 
+/// How many layers come before those with a window where a folder that uses one does not say it, as in `transformers`.
+const USUAL_FULL_LAYERS: usize = 28;
+
 /// Layers with a window, where it is to be used: those that `layer_types` says, or that come after the
 /// first so many.
 pub(super) fn qwen_windows(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     let layers = spec.layers.len();
-    if facts.get(Key::huggingface("use_sliding_window"))? == Some(false) {
+    let used: Option<bool> = facts.get(Key::huggingface("use_sliding_window"))?;
+    // Folders name a window that is not used, and need not say so.
+    if !facts.is_gguf() && used != Some(true) {
         return Ok(());
     }
     let full: Option<usize> = facts.get(Key::huggingface("max_window_layers"))?;
+    let usual = if facts.is_gguf() { 0 } else { USUAL_FULL_LAYERS };
+    let full = full.unwrap_or(usual);
     let windowed = match facts.layer_types()? {
         Some(windowed) => windowed,
-        None => (0..layers).map(|layer| layer >= full.unwrap_or(0)).collect(),
+        None => (0..layers).map(|layer| layer >= full).collect(),
     };
     give_windows(spec, facts, &windowed)
 }

@@ -18,7 +18,7 @@ use crate::error::ConfigError;
 use crate::families::{Description, Found, GivenFact, Spelling};
 use crate::plan::WeightPlan;
 use crate::program::{MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
-use crate::spec::{LayerSpec, ModelSpec, Rope, RopeScaling, Yarn};
+use crate::spec::{LayerSpec, ModelSpec, Pooling, Rope, RopeScaling, Yarn};
 use crate::weights::{Beside, Loading, Weights, name_in};
 
 /// What a folder becomes.
@@ -30,7 +30,7 @@ pub(super) struct Converted {
 
 /// Looks at all that a folder says, and at no weights but vectors.
 pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, Error> {
-    let (description, found) = Description::with_facts(folder.config())?;
+    let (description, found) = Description::with_facts(folder)?;
     let program = Program::new(&description.spec);
     let unsupported = || Error::Family {
         family: description.family.name,
@@ -104,6 +104,18 @@ fn describe(header: &mut gguf::Writer, path: &Path, description: &Description, f
         set(header, &key("attention.value_length"), length);
     }
     header.set(&key("vocab_size"), description.spec.vocabulary as u32);
+    if let Some(pooled) = description.spec.pooled() {
+        // What else becomes of the rows there is no key for: such a file is read back as another model.
+        let pooling: u32 = match pooled.pooling {
+            Pooling::Mean => 1,
+            Pooling::First => 2,
+            Pooling::Last => 3,
+        };
+        header.set(&key("pooling_type"), pooling).set(
+            &key("context_length"),
+            description.spec.context_tokens as u32,
+        );
+    }
     let mut ropes = description.spec.ropes.iter();
     if let Some(rope) = ropes.next() {
         describe_rope(header, &key, rope);

@@ -332,3 +332,67 @@ fn folders_become_what_converters_make_of_them_or_are_refused_by_family() {
     ];
     assert_eq!(converted, expected);
 }
+
+/// Files of folders that embed had no word of what becomes of the rows, and wrote text.
+#[test]
+fn a_folder_that_embeds_becomes_a_file_that_does() {
+    let from =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders/qwen3-embedding/hf");
+    let to = tempfile::tempdir().expect("a scratch folder");
+    for name in ["model.safetensors", "tokenizer.json"] {
+        fs::copy(from.join(name), to.path().join(name)).expect("room");
+    }
+    let config = fs::read(from.join("config.json")).expect("a configuration");
+    let mut config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    config["is_causal"] = false.into();
+    let kinds = [
+        ("", "Transformer"),
+        ("pooling", "Pooling"),
+        ("norm", "Normalize"),
+    ];
+    let module = |(path, kind)| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        serde_json::json!({"path": path, "type": kind})
+    };
+    fs::create_dir(to.path().join("pooling")).expect("room");
+    for (name, text) in [
+        ("config.json", config.to_string()),
+        (
+            "modules.json",
+            serde_json::json!(kinds.map(module)).to_string(),
+        ),
+        (
+            "pooling/config.json",
+            r#"{"pooling_mode": "mean"}"#.to_owned(),
+        ),
+        (
+            "sentence_bert_config.json",
+            r#"{"max_seq_length": 32}"#.to_owned(),
+        ),
+    ] {
+        fs::write(to.path().join(name), text).expect("room");
+    }
+    let folder = ModelFiles::open(to.path()).expect("a folder");
+    let own = crate::describe(&folder).expect("described").spec;
+    let file = open(quantized(&folder, Recipe::F32, 2).expect("a file"));
+    let made = crate::describe(&file).expect("described").spec;
+    assert_eq!(made.pooled(), own.pooled());
+    assert!(made.pooled().is_some());
+    assert_eq!(made.context_tokens, 32);
+    assert!(
+        made.layers
+            .iter()
+            .all(|layer| layer.mask() == Some(crate::spec::Mask::Full))
+    );
+    // There is no key for rows that are not of length 1.
+    fs::write(
+        to.path().join("modules.json"),
+        serde_json::json!([kinds[0], kinds[1]].map(module)).to_string(),
+    )
+    .expect("room");
+    let folder = ModelFiles::open(to.path()).expect("a folder");
+    assert!(matches!(
+        quantized(&folder, Recipe::F32, 2),
+        Err(Error::Family { .. })
+    ));
+}

@@ -384,6 +384,8 @@ fn given(chat: &Chat, messages: &[Message]) -> Map<String, serde_json::Value> {
         .tools
         .map_or(serde_json::Value::Null, |tools| tools.to_vec().into());
     all.insert("tools".to_owned(), tools);
+    // Templates ask whether there are documents, and the reference hands them none.
+    all.entry("documents").or_insert(serde_json::Value::Null);
     all
 }
 

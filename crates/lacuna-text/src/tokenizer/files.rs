@@ -26,6 +26,7 @@ fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Err
     let model = metadata.require("tokenizer.ggml.model")?;
     Ok(GgufVocabulary {
         model,
+        architecture: metadata.get("general.architecture")?,
         pre: entry(metadata, "pre")?,
         tokens: metadata.require("tokenizer.ggml.tokens")?,
         token_types: entry(metadata, "token_type")?,

@@ -26,6 +26,8 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 pub struct GgufVocabulary<'a> {
     /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4`, `bert` or `t5`.
     pub model: &'a str,
+    /// `general.architecture`: some keep no white space behind special tokens, which there is no key for.
+    pub architecture: Option<&'a str>,
     /// `tokenizer.ggml.pre`.
     pub pre: Option<&'a str>,
     /// `tokenizer.ggml.tokens`, by id.
@@ -453,10 +455,19 @@ impl GgufVocabulary<'_> {
             let cut = special || (kind == TokenKind::UserDefined && merges_words);
             if cut && !text.is_empty() && !ids.contains_key(text) {
                 ids.insert(text.to_owned(), id);
-                tokens.push(AddedToken::from(text, special).normalized(false));
+                let token = AddedToken::from(text, special).normalized(false);
+                tokens.push(token.rstrip(self.takes_white_space(text, merges_words)));
             }
         }
         (tokens, ids)
+    }
+
+    /// Whether a special token takes the white space behind it: those of Phi 3 and 3.5 do, by their `tokenizer.json`, all
+    /// but three. Their templates write a line's end behind each, which the models have not seen.
+    fn takes_white_space(&self, token: &str, merges_words: bool) -> bool {
+        self.architecture == Some("phi3")
+            && !merges_words
+            && !["<unk>", "<s>", "<|endoftext|>"].contains(&token)
     }
 }
 

@@ -105,6 +105,11 @@ const DEEPSEEK_PUNCTUATION: &str =
     r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
 const DEEPSEEK_CJK: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
 const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
+const AFMOE_SCRIPTS: &str = concat!(
+    r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{8C48}-\u{FAFF}\u{3040}-\u{309F}\u{30A0}-\u{30FF}",
+    r"\u{FF65}-\u{FF9F}\u{2F00}-\u{2FDF}\u{E40}-\u{E7F}\u{E80}-\u{EFF}\u{1780}-\u{17FF}",
+    r"\u{1000}-\u{109F}\u{AA60}-\u{AA7F}\u{A9E0}-\u{A9FF}\u{AC00}-\u{D7AF}\u{1100}-\u{11FF}]+",
+);
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 /// Lines, and the breaks between them.
 pub(super) const LINES: &str = r"[^\n]+|[\n]+";
@@ -218,6 +223,17 @@ static TABLE: &[PreTokenizer] = &[
     rule(
         &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         &[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK_V3],
+    ),
+    rule(
+        &["afmoe"],
+        &[
+            // Threes of digits from the right: what is left over stands in front.
+            r"\p{N}+",
+            r"^\p{N}{1,2}(?=(?:\p{N}{3})+$)",
+            r"\p{N}{3}",
+            AFMOE_SCRIPTS,
+            DEEPSEEK_V3,
+        ],
     ),
     rule(
         &["falcon"],

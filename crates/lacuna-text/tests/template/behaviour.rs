@@ -50,6 +50,10 @@ fn templates_render_as_jinja2_renders_them() {
         ("{{ [] | tojson(indent=2) }}{{ {} | tojson }}", "[]{}"),
         ("{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"),
         (
+            "{{ documents is defined }}{{ documents is none }}{{ tools is none }}",
+            "TrueTrueTrue",
+        ),
+        (
             "{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}",
             "au",
         ),

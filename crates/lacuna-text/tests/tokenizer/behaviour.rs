@@ -451,6 +451,49 @@ fn text_without_a_token_is_an_error_and_not_lost() {
     }
 }
 
+/// As `1,234,567` is written.
+#[test]
+fn digits_are_cut_in_threes_from_the_right_where_a_rule_says_so() {
+    let words = byte_level(&["12", "123", "34", "345", "45", "456", "67", "678"]);
+    let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+        pre: Some("afmoe"),
+        ..words.gguf()
+    })
+    .unwrap();
+    for (text, expected) in [
+        ("12", vec!["12"]),
+        ("123", vec!["123"]),
+        ("12345", vec!["12", "345"]),
+        ("123456", vec!["123", "456"]),
+        ("12345678", vec!["12", "345", "678"]),
+        ("a12345b123", vec!["a", "12", "345", "b", "123"]),
+    ] {
+        assert_eq!(ids_as_text(&tokenizer, text), expected, "{text}");
+    }
+}
+
+/// GGUF has no key for it, and folders say it of each token: one model had other tokens in each of the two.
+#[test]
+fn special_tokens_of_phi_3_take_the_white_space_behind_them() {
+    let mut words = sentencepiece(&[("▁", -1.0), ("a", -1.0), ("▁a", -0.5)]);
+    for name in ["<|user|>", "<|endoftext|>"] {
+        words.add(name, 3);
+    }
+    let encode = |architecture, text: &str| {
+        let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+            architecture: Some(architecture),
+            ..words.gguf()
+        })
+        .unwrap();
+        let ids = tokenizer.encode(text, Special::RENDERED).unwrap();
+        tokenizer.decode(&ids, Decode::MARKUP).unwrap()
+    };
+    // Without what stands behind it, text begins as any other does.
+    let text = "<|user|>\n\n a<|endoftext|>\na";
+    assert_eq!(encode("phi3", text), "<|user|> a<|endoftext|> \na");
+    assert_eq!(encode("llama", text), "<|user|> \n\n a<|endoftext|> \na");
+}
+
 #[test]
 fn long_texts_without_a_break_are_encoded() {
     let words = byte_level(&["aa", "aaaa"]);
@@ -461,6 +504,7 @@ fn long_texts_without_a_break_are_encoded() {
         "default",
         "deepseek-v3",
         "gpt-4o",
+        "afmoe",
     ] {
         let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
             pre: Some(pre),
@@ -661,6 +705,7 @@ fn tokenizers() -> &'static [Tokenizer] {
             "default",
             "gpt-4o",
             "deepseek-v3",
+            "afmoe",
             "poro-chat",
         ]
         .into_iter()

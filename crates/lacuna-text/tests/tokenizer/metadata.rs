@@ -117,7 +117,7 @@ impl Metadata {
             character_map: self
                 .list("precompiled_charsmap")
                 .map(|list| list.iter().map(byte).collect()),
-            chat_template: None,
+            ..GgufVocabulary::default()
         }
     }
 }

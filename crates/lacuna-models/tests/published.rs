@@ -1,0 +1,227 @@
+//! Configurations as they were published, word for word of what families read: they leave out what libraries know,
+//! which those that a library writes today do not.
+
+mod runner;
+
+use std::fs;
+
+use lacuna_files::huggingface::Config;
+use lacuna_files::{Mapping, ModelFiles};
+use lacuna_models::spec::{FeedForward, LayerSpec, Mask, ModelSpec, RopeScaling};
+use lacuna_models::{ConfigError, Description, describe};
+use runner::folder;
+use serde_json::{Value, json};
+
+fn description(config: &Value) -> Result<ModelSpec, ConfigError> {
+    let bytes = serde_json::to_vec(config).expect("JSON");
+    let config = Config::parse(&bytes).expect("a configuration");
+    Ok(Description::from_config(&config)?.spec)
+}
+
+/// The inner width of each layer's feed-forward block.
+fn inner(spec: &ModelSpec) -> Vec<usize> {
+    let inner = |feed_forward: &FeedForward| match feed_forward {
+        FeedForward::Gated(block) => block.inner,
+        other => panic!("a gated block, and not {other:?}"),
+    };
+    spec.layers
+        .iter()
+        .map(|layer| inner(&layer.feed_forward))
+        .collect()
+}
+
+/// Folders of the Gemma 3 that see had been refused, each for what it leaves out.
+#[test]
+fn gemma_3_that_sees_is_described_by_what_differs_from_its_library() {
+    let of_4b = json!({
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    });
+    let of_12b = json!({
+        "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma3_text",
+        "num_attention_heads": 16, "num_hidden_layers": 48, "num_key_value_heads": 8, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    });
+    let of_27b = json!({
+        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
+        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    });
+    for (text, heads, kv_heads, head_dim, scalar) in [
+        (of_4b, 8, 4, 256, 256.0_f32),
+        (of_12b, 16, 8, 256, 256.0),
+        (of_27b, 32, 16, 128, 168.0),
+    ] {
+        let layers = text["num_hidden_layers"].as_u64().expect("a number") as usize;
+        let config = json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+            "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256,
+            "text_config": text,
+        });
+        let spec = description(&config).expect("described");
+        assert_eq!((spec.layers.len(), spec.vocabulary), (layers, 262_208));
+        assert_eq!((spec.context_tokens, spec.norm.epsilon), (131_072, 1e-6));
+        assert!(spec.ropes.iter().all(|rope| rope.dimensions == head_dim));
+        assert_eq!(
+            spec.ropes
+                .iter()
+                .map(|rope| rope.theta)
+                .collect::<Vec<f64>>(),
+            [1e6, 1e4]
+        );
+        assert!(matches!(spec.ropes[0].scaling, RopeScaling::Linear { .. }));
+        assert!(matches!(spec.ropes[1].scaling, RopeScaling::None));
+        for (index, layer) in spec.layers.iter().enumerate() {
+            let attention = layer.attention.as_ref().expect("in every layer");
+            assert_eq!(
+                (attention.query_heads, attention.kv_heads),
+                (heads, kv_heads)
+            );
+            assert_eq!(attention.scale, scalar.sqrt().recip());
+            let windowed = matches!(attention.mask, Mask::Window(tokens) if tokens.get() == 1024);
+            assert_eq!(windowed, index % 6 != 5, "layer {index}");
+        }
+    }
+}
+
+/// The first LFM2 say the width of feed-forward blocks by another name alone.
+#[test]
+fn the_first_lfm2_say_the_width_of_blocks_by_another_name() {
+    let mut config = json!({
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": true, "block_dim": 2048, "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-5,
+        "conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048, "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_attention_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 1e6, "vocab_size": 65536,
+    });
+    let spec = description(&config).expect("described");
+    assert_eq!(inner(&spec), [8192; 16]);
+    let layers = spec.layers.iter().enumerate();
+    let with_attention = layers.filter(|(_, layer)| layer.attention.is_some());
+    let with_attention: Vec<usize> = with_attention.map(|(index, _)| index).collect();
+    assert_eq!(with_attention, [2, 5, 8, 10, 12, 14]);
+    // What it is told to leave as it is stays so, whatever the newer name says.
+    config["block_auto_adjust_ff_dim"] = json!(false);
+    config["intermediate_size"] = json!(1);
+    assert_eq!(
+        inner(&description(&config).expect("described")),
+        [12_288; 16]
+    );
+    config["rope_theta"].take();
+    let fields = config.as_object_mut().expect("an object");
+    fields.remove("rope_theta");
+    fields.remove("full_attn_idxs");
+    let spec = description(&config).expect("described");
+    assert_eq!(spec.ropes[0].theta, 1e6);
+    assert!(spec.layers.iter().all(|layer| layer.attention.is_some()));
+}
+
+/// Qwen's folders name a window that is not used, which they need not say.
+#[test]
+fn a_window_that_qwen_does_not_say_is_used_is_not() {
+    let mut config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896,
+        "intermediate_size": 4864, "max_position_embeddings": 32768, "num_attention_heads": 14,
+        "num_hidden_layers": 30, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "sliding_window": 4096, "tie_word_embeddings": true, "vocab_size": 151936,
+    });
+    let windowed = |config: &Value| {
+        let spec = description(config).expect("described");
+        let masks = spec.layers.iter().map(|layer| layer.mask());
+        masks.filter(|mask| *mask != Some(Mask::Causal)).count()
+    };
+    assert_eq!(windowed(&config), 0);
+    config["use_sliding_window"] = json!(true);
+    assert_eq!(
+        windowed(&config),
+        2,
+        "those after the first 28, as in the library"
+    );
+    config["max_window_layers"] = json!(21);
+    assert_eq!(windowed(&config), 9);
+    config["use_sliding_window"] = json!(false);
+    assert_eq!(windowed(&config), 0);
+}
+
+/// Converters write a rotary base for layers with windows only where a configuration has one of its own.
+#[test]
+fn layers_of_olmo_3_turn_alike_where_a_file_has_one_base() {
+    let bytes = fs::read(folder().join("families/olmo3/model.gguf")).expect("committed");
+    let key = b"olmo2.rope.freq_base_swa";
+    let at = bytes
+        .windows(key.len())
+        .position(|window| window == key)
+        .expect("the key");
+    let mut without = bytes.clone();
+    without[at + key.len() - 1] = b'x';
+    let ropes = |bytes: Vec<u8>| {
+        let files = ModelFiles::from_gguf(Mapping::from(bytes)).expect("it is GGUF");
+        describe(&files).expect("described").spec.ropes
+    };
+    let (with, without) = (ropes(bytes), ropes(without));
+    assert_eq!(with[0], without[0]);
+    assert_eq!(without[1].theta, without[0].theta);
+    assert_eq!((with.len(), without.len()), (2, 2));
+}
+
+/// Decoders that embed texts may look ahead, and were computed as if they did not.
+#[test]
+fn a_decoder_that_looks_ahead_embeds_and_writes_nothing() {
+    let from = folder().join("encoders/qwen3-embedding/hf");
+    let to = tempfile::tempdir().expect("a scratch folder");
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(from.join(name), to.path().join(name)).expect("room");
+    }
+    let masks = || {
+        let files = ModelFiles::open(to.path()).expect("a folder of a model");
+        let spec = describe(&files).map_err(|error| error.to_string())?.spec;
+        Ok::<_, String>(
+            spec.layers
+                .iter()
+                .map(LayerSpec::mask)
+                .collect::<Vec<Option<Mask>>>(),
+        )
+    };
+    let modules = to.path().join("modules.json");
+    let pooling = to.path().join("1_Pooling");
+    fs::create_dir(&pooling).expect("room");
+    let kinds = ["", "1_Pooling"].iter().zip(["Transformer", "Pooling"]);
+    let kinds = kinds.map(|(path, kind)| json!({"path": path, "type": format!("sentence_transformers.models.{kind}")}));
+    fs::write(&modules, json!(kinds.collect::<Vec<Value>>()).to_string()).expect("room");
+    fs::write(pooling.join("config.json"), r#"{"pooling_mode": "mean"}"#).expect("room");
+    assert!(
+        masks()
+            .expect("described")
+            .iter()
+            .all(|mask| *mask == Some(Mask::Causal))
+    );
+    let path = to.path().join("config.json");
+    let config = fs::read(&path).expect("a configuration");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    config["is_causal"] = json!(false);
+    fs::write(&path, config.to_string()).expect("room");
+    assert!(
+        masks()
+            .expect("described")
+            .iter()
+            .all(|mask| *mask == Some(Mask::Full))
+    );
+    // Without what pools its rows, it would have to write text.
+    fs::remove_file(modules).expect("a file");
+    let refused = masks().expect_err("refused");
+    assert!(
+        refused.contains("attention to later tokens needs pooled output"),
+        "{refused}"
+    );
+    // Nor is it known how far a window reaches to either side.
+    config["use_sliding_window"] = json!(true);
+    config["max_window_layers"] = json!(0);
+    config["sliding_window"] = json!(4);
+    config["layer_types"] = Value::Null;
+    fs::write(&path, config.to_string()).expect("room");
+    let refused = masks().expect_err("refused");
+    assert!(refused.contains("layers with windows"), "{refused}");
+}
