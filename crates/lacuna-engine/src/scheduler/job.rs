@@ -424,7 +424,8 @@ impl Choice {
             .sampler
             .sample_without(barred, possible, &self.tokens, candidates);
         // A constraint that leaves nothing has to say so. From a row of nothing else even the impossible is taken.
-        if self.constraint.is_some() && !(possible[token as usize] > f32::NEG_INFINITY) {
+        let chosen = possible[token as usize];
+        if self.constraint.is_some() && (chosen.is_nan() || chosen == f32::NEG_INFINITY) {
             let reason = "it leaves no token that may come next".to_owned();
             return Err(ConstraintError::NotFollowed(reason).into());
         }
