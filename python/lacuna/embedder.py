@@ -67,4 +67,7 @@ class Reranker:
         self, query: str, documents: Sequence[str], truncate: bool = False
     ) -> NDArray[numpy.float32]:
         """How likely each of `documents` answers `query`, from 0 to 1."""
+        if isinstance(documents, str):
+            # To Python it is a list of its letters.
+            raise TypeError("documents are one text, expected a list of texts")
         return self._native.score(query, list(documents), truncate)

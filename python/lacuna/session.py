@@ -61,6 +61,9 @@ class Session(Closing):
         Raises:
             ContextTooLong: when they do not fit.
         """
+        if isinstance(tokens, (bytes, bytearray)):
+            # To Python they are a list of numbers.
+            raise TypeError(f"tokens are {type(tokens).__name__}, expected a text or a list of tokens")
         if isinstance(tokens, str):
             begins = len(self) == 0
             tokens = self._engine.tokenizer.encode(tokens, add_special_tokens=begins)

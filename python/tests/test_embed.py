@@ -49,3 +49,5 @@ def test_scores_are_of_pairs() -> None:
     scores = reranker.score("abc", TEXTS[:3])
     assert scores.shape == (3,) and ((scores >= 0) & (scores <= 1)).all()
     assert (reranker.score("abc", TEXTS[1:2]) == scores[1:2]).all()
+    with pytest.raises(TypeError):
+        reranker.score("abc", "not a text for each letter")

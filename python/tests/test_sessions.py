@@ -106,3 +106,12 @@ def test_a_closed_session_says_so(engine: lacuna.Engine) -> None:
     session.close()
     with pytest.raises(lacuna.Closed):
         session.append("x")
+
+
+@pytest.mark.parametrize("tokens", [b"abc", bytearray(b"abc")])
+def test_bytes_are_no_tokens(engine: lacuna.Engine, tokens: bytes | bytearray) -> None:
+    with engine.session("abc") as session:
+        length = len(session)
+        with pytest.raises(TypeError):
+            session.append(tokens)
+        assert len(session) == length

@@ -85,6 +85,10 @@ pub struct EngineArgs {
     /// paged:TOKENS (blocks that a table finds), grow:mlx or grow:double-linear[:CELLS] (copies to
     /// grow); sparse and dense also as :head-major or :interleaved=LAYERS, which sparse without a layout is with
     /// --device, with as many layers as there are
+    #[expect(
+        rustdoc::broken_intra_doc_links,
+        reason = "brackets are what may be left out"
+    )]
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub kv: KvPolicy,
     /// Storage of KV elements: f32, f16, bf16, q8_0, iq4_nl or q4_0, or each side its own: k=q8_0,v=iq4_nl. With

@@ -206,13 +206,29 @@ impl Engine {
         })
     }
 
+    /// Refuses a session that another engine made: its rows may be of another model, and of another shape.
+    ///
+    /// # Errors
+    /// [`EngineError::OtherEngine`].
+    pub(crate) fn check_owns(&self, session: &Session) -> Result<(), EngineError> {
+        match self.cache.owns(&session.sequence) {
+            true => Ok(()),
+            false => Err(EngineError::OtherEngine),
+        }
+    }
+
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
     /// token, appends it (pending) and returns it.
     ///
     /// # Errors
-    /// [`EngineError`]; the session is as it was before the step, but that the next one computes more again
+    /// [`EngineError::EmptyPrompt`] without pending tokens, [`EngineError::OtherEngine`] for a session that another
+    /// engine made, and others; the session is as it was before the step, but that the next one computes more again
     /// where layers keep states.
     pub fn step(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
+        self.check_owns(session)?;
+        if session.pending() == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
         self.barred.clear();
         self.step_without_barred(session)
     }

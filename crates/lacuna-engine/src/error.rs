@@ -140,6 +140,11 @@ pub enum EngineError {
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
+    /// Its rows are in another engine's pages, and of what that computes.
+    #[error(
+        "the session is another engine's; make one of this engine, and give it the same tokens"
+    )]
+    OtherEngine,
     /// The service has ended, and with it its sessions.
     #[error("the service has ended; start another")]
     ServiceEnded,

@@ -62,12 +62,13 @@ impl<'a> Generation<'a> {
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] without pending tokens, [`EngineError::PromptTooLong`] when they
-    /// do not fit the context.
+    /// do not fit the context, [`EngineError::OtherEngine`] for a session that another engine made.
     pub fn new(
         engine: &'a mut Engine,
         session: &'a mut Session,
         limits: Limits,
     ) -> Result<Self, EngineError> {
+        engine.check_owns(session)?;
         let (prompt, context) = (session.tokens().len(), session.capacity());
         let pending = session.pending();
         if pending == 0 {

@@ -155,7 +155,7 @@ pub trait Constraint: Send {
     ///
     /// # Errors
     /// [`ConstraintError`] when nothing may come next or the constraint cannot be evaluated; the
-    /// request fails with it.
+    /// request fails with it, as it does where no logit is left above negative infinity.
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError>;
 
     /// Takes note of the chosen token.

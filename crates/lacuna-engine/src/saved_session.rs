@@ -15,13 +15,14 @@ impl Engine {
     /// that fails.
     ///
     /// # Errors
-    /// [`EngineError::Saved`].
+    /// [`EngineError::Saved`], or [`EngineError::OtherEngine`] for a session that another engine made.
     pub fn save_session(
         &self,
         session: &mut Session,
         note: &str,
         path: &Path,
     ) -> Result<(), EngineError> {
+        self.check_owns(session)?;
         let fingerprint = self
             .fingerprint(&folder_of(path))
             .map_err(SavedError::from)?;

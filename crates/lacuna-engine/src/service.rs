@@ -395,10 +395,9 @@ impl Inbox {
         if self.closing.is_some() {
             return Err(Refusal::ShuttingDown);
         }
-        if self.waiting
-            >= request_limits.max_waiting
-                + request_limits.max_running.saturating_sub(self.places_taken)
-        {
+        // Limits that nobody reaches are a way to say that there is none.
+        let free = (request_limits.max_running).saturating_sub(self.places_taken);
+        if self.waiting >= request_limits.max_waiting.saturating_add(free) {
             return Err(Refusal::QueueFull {
                 waiting: self.waiting,
                 retry_after: retry_after(&self.status.latencies, request_limits.max_running),

@@ -1,6 +1,7 @@
 //! Object stores behind the KV cache folder: S3, Google Cloud Storage, Azure, WebDAV and HTTP, through `opendal`.
 //!
-//! [`open`] makes a [`RemoteStore`](lacuna_kv::folder::remote::RemoteStore) of an address; the folder does the rest.
+//! `open` makes a `RemoteStore` of `lacuna-kv` of an address; the folder does the rest. Without the feature `services` the
+//! crate is empty.
 //! Nothing here knows what objects hold.
 #![forbid(unsafe_code)]
 #![cfg(feature = "services")]

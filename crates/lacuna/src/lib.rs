@@ -47,30 +47,38 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! What programs set and match is named here. What signatures name beyond that is in the crates that it comes from,
+//! which are modules here: [`engine`], [`files`], [`kernels`], [`kv`], [`models`], [`pages`] and [`text`].
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Accounting, Constraint, ConstraintError, Continuation, DeviceStatus, Difference, DraftCounts,
-    DraftError, DraftModel, Drafts, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError,
-    Event, Excess, ExpertStatus, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss,
-    Pair, Penalties, PlannedDevice, PrefixCacheConfig, Refusal, Request, Reranker, Sampling,
-    SamplingError, Service, ServiceConfig, ServiceSession, Session, Speculation, Status, Stream,
-    TextEncoder, TokenLogprobs, UnknownSpeculation, Usage, WrongDimensions, shortened,
+    self as engine, Accounting, BlockWatch, Constraint, ConstraintError, Continuation,
+    DeviceStatus, Difference, DraftCounts, DraftError, DraftModel, Drafts, Embedder,
+    EmbedderConfig, Engine, EngineConfig, EngineError, Event, Excess, ExpertStatus, Failure,
+    FinishReason, Generation, Grace, Handle, HeldMemory, Limits, MemoryRefusal, Miss, NotFinite,
+    Pair, Penalties, Piece, PlannedDevice, PrefixCacheConfig, PromptToken, Refusal, Request,
+    RequestMemory, Reranker, Sampler, Sampling, SamplingError, Service, ServiceConfig,
+    ServiceSession, Session, Speculation, Status, StopText, Stream, TextEncoder, Timing,
+    TokenLogprobs, UnknownSpeculation, Usage, WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
-pub use lacuna_kernels::{DType, ElementType};
-pub use lacuna_kv::folder::FolderConfig;
+pub use lacuna_kernels::{self as kernels, DType, ElementType, PrecisionMode};
+pub use lacuna_kv::folder::{CacheKey, FolderConfig, SessionId, SessionName};
+pub use lacuna_kv::prefix::Namespace;
+pub use lacuna_kv::saved::{Saved, SavedError};
 pub use lacuna_kv::swap::SwapConfig;
-pub use lacuna_kv::{KvElements, KvError, KvPolicy, KvReport};
+pub use lacuna_kv::{self as kv, GrowthSchedule, KvElements, KvError, KvPolicy, KvReport, Layout};
 pub use lacuna_models::{
-    FiniteCheck, LoadError, Loading, Model, ModelSpec, Prompt, PromptError, RecommendedSampling,
-    RowReads, demo, describe, is_head, with_head,
+    self as models, ComputeDevice, DeviceLayers, FiniteCheck, ForwardError, LoadError, Loading,
+    Model, ModelSpec, Prompt, PromptError, RecommendedSampling, RowReads, Shown, demo, describe,
+    is_head, with_head,
 };
 pub use lacuna_models::{plan, quantize, synth, trace};
-pub use lacuna_pages::ByteLength;
-pub use lacuna_text::reply;
+pub use lacuna_pages::{self as pages, ByteLength, Ledger};
 pub use lacuna_text::template::Message;
 pub use lacuna_text::tokenizer::{
     AddSpecial, Decode, Description as TokenizerDescription, EncodeLimits, ParseSpecial, Special,
     SpecialText, Tokenizer,
 };
+pub use lacuna_text::{self as text, reply};

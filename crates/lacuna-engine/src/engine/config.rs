@@ -118,6 +118,9 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// More than any machine has, so that more is refused as this is: sums with the other parts of a budget stay numbers.
+    const MOST_REQUEST_BYTES: u64 = 1 << 60;
+
     /// Tokens scored in one pass: rows of logits are large beside everything else.
     const SCORED_TOKENS: usize = 32;
 
@@ -184,9 +187,9 @@ impl EngineConfig {
         ) && guesses
     }
 
-    /// The model that `files` are to be loaded as ([`Model::load_described`]): `description`, with the head that guesses tokens
-    /// where [`EngineConfig::speculation`] asks for it. Where a budget does not hold all weights with the head's, a guess would
-    /// read more than a token: with [`Speculation::Auto`] the model goes without.
+    /// The model that `files` are to be loaded as ([`lacuna_models::Model::load_described`]): `description`, with the head
+    /// that guesses tokens where [`EngineConfig::speculation`] asks for it. Where a budget does not hold all weights with the
+    /// head's, a guess would read more than a token: with [`Speculation::Auto`] the model goes without.
     ///
     /// # Errors
     /// [`EngineError::NoHead`] for files without one, [`EngineError::HeadAndDraft`], [`EngineError::HeadOverBudget`], and as
@@ -275,7 +278,9 @@ impl EngineConfig {
                 (weights, None) => weights.without_budget(),
             },
             budget_bytes: self.budget.map(ByteLength::get),
-            request_bytes: self.request_memory.map(ByteLength::get),
+            request_bytes: self
+                .request_memory
+                .map(|bytes| bytes.get().min(Self::MOST_REQUEST_BYTES)),
         })
     }
 
@@ -310,10 +315,10 @@ impl EngineConfig {
     }
 
     /// Refuses what could never run, from the model's description and before anything is taken; and says where
-    /// weights are to be when it is loaded ([`Model::load_as`]).
+    /// weights are to be when it is loaded ([`lacuna_models::Model::load_as`]).
     ///
     /// # Errors
-    /// [`EngineError`] as [`Engine::new`] for what does not fit the budget or the system.
+    /// [`EngineError`] as [`crate::Engine::new`] for what does not fit the budget or the system.
     pub fn check(
         &self,
         files: &ModelFiles,

@@ -8,10 +8,10 @@ use lacuna_models::Loading;
 use lacuna_models::plan::{WeightMode, WeightPlan, WeightSource};
 
 use super::*;
-use crate::Speculation;
 use crate::arbiter::SPARE_PATIENCE;
 use crate::scheduler::tests::demo_model;
 use crate::system::FakeSystem;
+use crate::{Generation, Limits, Speculation};
 
 /// An engine whose budget holds all weights and `least` times the KV pages of a token.
 fn reading(least: u64) -> (Engine, FakeSystem) {
@@ -246,4 +246,48 @@ fn keys_are_stored_as_they_are_where_that_is_fine_or_there_is_no_room_to_find_ou
         assert!(geometry.key_smoothing(Layer(0)).is_none(), "{key}");
         assert_eq!(generate(&mut engine, 8, |_| {}).len(), 8);
     }
+}
+
+/// Its rows may be of another model, whose kernels would read past them.
+#[test]
+fn a_session_of_another_engine_is_refused() {
+    let config = EngineConfig::default();
+    let engine = || Engine::new(demo_model(), &config).expect("this machine runs it");
+    let (mut maker, mut other) = (engine(), engine());
+    let mut session = maker.session(Sampling::greedy()).expect("a session");
+    session.extend(&[7, 8, 9]);
+    assert!(matches!(
+        other.step(&mut session),
+        Err(EngineError::OtherEngine)
+    ));
+    let begun = Generation::new(&mut other, &mut session, Limits::default());
+    assert!(matches!(begun, Err(EngineError::OtherEngine)));
+    drop(begun);
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = other.save_session(&mut session, "", &folder.path().join("a.session"));
+    assert!(matches!(saved, Err(EngineError::OtherEngine)));
+    assert_eq!(session.tokens(), [7, 8, 9]);
+    maker
+        .step(&mut session)
+        .expect("its own goes on")
+        .expect("a token");
+}
+
+#[test]
+fn a_step_without_tokens_is_refused_in_words_about_the_prompt() {
+    let config = EngineConfig::default();
+    let mut engine = Engine::new(demo_model(), &config).expect("this machine runs it");
+    let mut session = engine.session(Sampling::greedy()).expect("a session");
+    let step = engine.step(&mut session);
+    assert!(matches!(step, Err(EngineError::EmptyPrompt)), "{step:?}");
+}
+
+#[test]
+fn more_memory_for_requests_than_can_be_is_refused() {
+    let config = EngineConfig {
+        request_memory: Some(ByteLength::new(u64::MAX)),
+        ..EngineConfig::default()
+    };
+    let refused = Engine::new(demo_model(), &config).err();
+    assert!(matches!(refused, Some(EngineError::MemoryShort { .. })));
 }

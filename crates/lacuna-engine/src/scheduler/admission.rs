@@ -104,7 +104,7 @@ impl Scheduler {
     fn refuse_beyond_queue(&mut self, donors: usize) {
         let never_ran = |waiting: &Waiting| waiting.job.reused_tokens.is_none();
         let queued = self.waiting.iter().filter(|one| never_ran(one)).count();
-        let excess = queued.saturating_sub(donors + self.config.max_waiting);
+        let excess = queued.saturating_sub(self.config.max_waiting.saturating_add(donors));
         let retry_after = retry_after(&self.latencies, self.config.max_running);
         for _ in 0..excess {
             let last = self.waiting.iter().rposition(never_ran);

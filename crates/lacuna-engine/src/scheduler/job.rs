@@ -13,7 +13,7 @@ use lacuna_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
 
 use crate::logprobs;
-use crate::request::{Constraint, Refusal, Request};
+use crate::request::{Constraint, ConstraintError, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
 use crate::runner::{Row, Rows, Wanted, token_of};
@@ -423,6 +423,12 @@ impl Choice {
         let token = self
             .sampler
             .sample_without(barred, possible, &self.tokens, candidates);
+        // A constraint that leaves nothing has to say so. From a row of nothing else even the impossible is taken.
+        let chosen = possible[token as usize];
+        if self.constraint.is_some() && (chosen.is_nan() || chosen == f32::NEG_INFINITY) {
+            let reason = "it leaves no token that may come next".to_owned();
+            return Err(ConstraintError::NotFollowed(reason).into());
+        }
         let logprobs = logprobs.map(|top| logprobs::of(logits, token, top));
         Ok(Sampled { token, logprobs })
     }

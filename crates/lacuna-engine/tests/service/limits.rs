@@ -1,6 +1,6 @@
 //! What ends a reply, what cannot end it yet, and what of it is shown.
 
-use lacuna_engine::{FinishReason, Limits, Refusal, Request, Sampling, StopText};
+use lacuna_engine::{FinishReason, Limits, Refusal, Request, Sampling, ServiceConfig, StopText};
 use lacuna_text::tokenizer::SpecialText;
 
 use crate::support::{Answer, alone, config, finish, greedy, model, prompt, start};
@@ -143,4 +143,28 @@ fn limits_that_contradict_each_other_or_the_vocabulary_are_refused() {
     ));
     assert!(matches!(refusal(bias(101.0, 0)), Refusal::Sampling(_)));
     finish(service.handle().submit(bias(100.0, 0)).expect("taken")).expect("an answer");
+}
+
+/// The largest number there is says that there is no limit.
+#[test]
+fn limits_may_be_as_large_as_numbers_are() {
+    let request = || greedy(prompt(1, 12), 4);
+    let expected = alone(request());
+    let changes: [fn(&mut ServiceConfig); 3] = [
+        |config| config.max_waiting = usize::MAX,
+        |config| config.max_running = usize::MAX,
+        |config| (config.max_waiting, config.mixed_tokens) = (usize::MAX, usize::MAX),
+    ];
+    for change in changes {
+        let mut config = config();
+        change(&mut config);
+        let service = start(config);
+        let streams: Vec<_> = (0..3)
+            .map(|_| service.handle().submit(request()).expect("taken"))
+            .collect();
+        for stream in streams {
+            let found = finish(stream).expect("an answer").pop().expect("a choice");
+            assert_eq!(found.tokens, expected[0].tokens);
+        }
+    }
 }

@@ -326,6 +326,24 @@ fn a_constraint_that_cannot_be_met_fails_its_request_only() {
     );
 }
 
+/// What it masks is impossible, whatever it returns.
+#[test]
+fn a_constraint_that_leaves_no_token_fails_its_request() {
+    let beyond = model().spec().vocabulary as u32;
+    let hopeless = Request {
+        constraint: Some(Box::new(Only {
+            allowed: vec![beyond],
+            left: 1,
+        })),
+        ..greedy(prompt(1, 20), 10)
+    };
+    let service = start(config());
+    let hopeless = service.handle().submit(hopeless).expect("taken");
+    let said = finish(hopeless).expect_err("nothing may come");
+    assert!(said.contains("no token"), "{said}");
+    assert!(service.handle().is_alive());
+}
+
 #[test]
 fn a_graceful_end_finishes_what_was_taken_and_takes_no_more() {
     let service = start(config());

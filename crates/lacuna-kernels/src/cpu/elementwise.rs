@@ -248,7 +248,7 @@ impl Cpu {
     /// Spreads what heads have in few elements over many: multiplies `x` in place, block by block of `block` elements,
     /// with the symmetric orthonormal Hadamard matrix in the order of Sylvester. Twice gives `x` again, but for
     /// rounding, and dot products of what is transformed alike are those of before. What rows are to be stored in, and
-    /// blocks of how many elements, says [`ElementType::rotation`].
+    /// blocks of how many elements, says [`crate::ElementType::rotation`].
     ///
     /// # Panics
     /// When `block` is not a power of two of at least 16, or `x` is not whole blocks.

@@ -11,8 +11,8 @@
 //! * **F1** A segment is read only under the fingerprint it was computed under, and found by what all of its tokens
 //!   and those before them hash to; the tokens are compared before it is used.
 //! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared, mapped or copied: by
-//!   this process, or since the machine was started, and the file has not been written to (see [`verified`]).
-//! * **F3** A file has its name only when it is whole (see [`files`]). What says otherwise is damaged: it is set
+//!   this process, or since the machine was started, and the file has not been written to (see `verified.rs`).
+//! * **F3** A file has its name only when it is whole (see `files.rs`). What says otherwise is damaged: it is set
 //!   aside, counted, and computed again.
 //! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
 
