@@ -11,6 +11,7 @@
 //! a whole, and refused when the whole takes too much memory: a word in which no place
 //! [may be cut](Bigrams), and text under rules of the crate.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use tokenizers::models::bpe::BPE;
@@ -23,6 +24,7 @@ use super::bigrams::Bigrams;
 use super::error::{TokenizerError, excerpt};
 use super::marked::{Marker, StandIns, restore};
 use super::normalizer::{Normalizer, check_unbroken};
+use super::pieces::push_byte_level;
 use super::sentencepiece::{SentencePiece, VISIBLE_SPACE, escape};
 use super::unigram::{self, Unigram};
 use super::words::{self, Step};
@@ -355,7 +357,7 @@ impl Encoder<'_> {
     fn merge(&self, word: &str, model: &BPE, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         check_unbroken(word.len(), MERGED_BYTES, self.limits.workspace_bytes)?;
         let unencodable = || TokenizerError::Unencodable {
-            text: excerpt(word),
+            text: excerpt(&self.as_written(word)),
         };
         let tokens = model.tokenize(word).map_err(|_| unencodable())?;
         // The crate leaves out characters it has no token for; the lengths then fall short.
@@ -365,6 +367,20 @@ impl Encoder<'_> {
         }
         ids.extend(tokens.iter().map(|token| token.id));
         self.limits.check(ids)
+    }
+
+    /// A word as it stood in the text: merges see bytes as characters of GPT-2's alphabet, which
+    /// whoever is to remove them would look for in vain.
+    fn as_written<'word>(&self, word: &'word str) -> Cow<'word, str> {
+        let Algorithm::Bpe { steps, .. } = &self.pipeline.algorithm else {
+            return Cow::Borrowed(word);
+        };
+        if !steps.iter().any(|step| matches!(step, Step::Alphabet)) {
+            return Cow::Borrowed(word);
+        }
+        let mut bytes = Vec::new();
+        push_byte_level(word, &mut bytes);
+        Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Appends the ids of a text under SentencePiece, which merges across spaces where its pieces do.
