@@ -229,8 +229,18 @@ impl Encoder<'_> {
                 normalizer, steps, ..
             } => {
                 if steps.iter().any(|step| matches!(step, Step::Rule(_))) {
-                    let starts = std::ptr::eq(whole.as_ptr(), part.as_ptr());
-                    return self.encode_ruled(part, starts, normalizer, steps, ids);
+                    let mut starts = std::ptr::eq(whole.as_ptr(), part.as_ptr());
+                    let mut rest = part;
+                    while !rest.is_empty() {
+                        let len = match self.can_be_cut_at_spaces(normalizer, steps) {
+                            true => segment_len(rest),
+                            false => rest.len(),
+                        };
+                        let (part, tail) = rest.split_at(len);
+                        self.encode_ruled(part, starts, normalizer, steps, ids)?;
+                        (starts, rest) = (false, tail);
+                    }
+                    return Ok(());
                 }
                 let text = normalizer.normalize(part, self.limits.workspace_bytes)?;
                 self.cut(
@@ -270,8 +280,19 @@ impl Encoder<'_> {
         })
     }
 
+    /// Whether parts of a text that begin with white space come to what the whole comes to.
+    fn can_be_cut_at_spaces(&self, normalizer: &Normalizer, steps: &[Step]) -> bool {
+        let mut rules = steps.iter().filter(|step| matches!(step, Step::Rule(_)));
+        // What is found in normalized text may have white space in it.
+        let found = self.pipeline.added.normalized();
+        found.is_empty()
+            && normalizer.can_be_cut_at_spaces()
+            && steps.first().is_some_and(Step::cuts_at_spaces)
+            && rules.all(Step::cuts_at_spaces)
+    }
+
     /// The same for a text that rules of the crate cut: they know where in the text they are, so it
-    /// stays one with its offsets.
+    /// stays one with its offsets, unless it can be cut at spaces.
     fn encode_ruled(
         &self,
         part: &str,
@@ -411,6 +432,13 @@ impl Encoder<'_> {
         model.encode(&segment, &mut unknown_before, ids)?;
         self.limits.check(ids)
     }
+}
+
+/// The length of the first part of a text that can be cut at spaces.
+fn segment_len(text: &str) -> usize {
+    let mut bytes = text.bytes().enumerate().skip(SEGMENT_BYTES);
+    let space = bytes.find(|(_, byte)| byte.is_ascii_whitespace());
+    space.map_or(text.len(), |(at, _)| at)
 }
 
 /// Cuts a text that is held with its offsets.
