@@ -33,7 +33,8 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// Penalties on tokens that occur in the last `window` tokens.
+/// Penalties on tokens that occur in the last `window` tokens. Of a service's requests presence and
+/// frequency count those of the reply alone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Penalties {
     /// Divides positive logits and multiplies negative ones; 1 for none.
@@ -179,6 +180,8 @@ impl Sampling {
 pub struct Sampler {
     sampling: Sampling,
     generator: ChaCha8Rng,
+    /// Presence and frequency do not count what comes before it in the history.
+    reply_start: usize,
 }
 
 /// Working memory of samplers, used by one at a time.
@@ -223,7 +226,13 @@ impl Sampler {
         Ok(Self {
             sampling,
             generator,
+            reply_start: 0,
         })
+    }
+
+    /// Lets presence and frequency count only what comes after the first `tokens` of the history.
+    pub(crate) fn spare_prompt(&mut self, tokens: usize) {
+        self.reply_start = tokens;
     }
 
     /// How far it is in its generator's sequence.
@@ -413,19 +422,20 @@ impl Sampler {
 
     fn penalise(&self, history: &[u32], scores: &mut [f32], recent: &mut Vec<u32>) {
         let penalties = &self.sampling.penalties;
-        recent.clear();
-        recent.extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
-        recent.sort_unstable();
-        for same in recent.chunk_by(|a, b| a == b) {
-            let Some(score) = scores.get_mut(same[0] as usize) else {
-                continue;
-            };
-            let scaled = if *score > 0.0 {
-                *score / penalties.repetition
-            } else {
-                *score * penalties.repetition
-            };
-            *score = scaled - penalties.presence - penalties.frequency * same.len() as f32;
+        let window = history.len().saturating_sub(penalties.window);
+        if penalties.repetition != 1.0 {
+            adjust(scores, &history[window..], recent, |score, _| {
+                match score > 0.0 {
+                    true => score / penalties.repetition,
+                    false => score * penalties.repetition,
+                }
+            });
+        }
+        if penalties.presence != 0.0 || penalties.frequency != 0.0 {
+            let reply = window.max(self.reply_start).min(history.len());
+            adjust(scores, &history[reply..], recent, |score, times| {
+                score - penalties.presence - penalties.frequency * times as f32
+            });
         }
     }
 
@@ -486,6 +496,23 @@ impl Penalties {
     /// Whether they change anything.
     fn apply_at_all(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
+    }
+}
+
+/// Changes the score of each of `tokens`, by how many times it is among them.
+fn adjust(
+    scores: &mut [f32],
+    tokens: &[u32],
+    sorted: &mut Vec<u32>,
+    change: impl Fn(f32, usize) -> f32,
+) {
+    sorted.clear();
+    sorted.extend_from_slice(tokens);
+    sorted.sort_unstable();
+    for same in sorted.chunk_by(|a, b| a == b) {
+        if let Some(score) = scores.get_mut(same[0] as usize) {
+            *score = change(*score, same.len());
+        }
     }
 }
 
@@ -786,6 +813,32 @@ mod tests {
             0,
             "token 0 is out of the window"
         );
+    }
+
+    #[test]
+    fn presence_and_frequency_spare_the_prompt() {
+        let logits = [2.0, 1.5, -1.0];
+        let sampled = |penalties, history: &[u32]| {
+            let mut sampler = sampler(Sampling {
+                penalties,
+                ..Sampling::greedy()
+            });
+            sampler.0.spare_prompt(2);
+            sampler.sample(&logits, history)
+        };
+        let frequency = Penalties {
+            presence: 0.4,
+            frequency: 0.4,
+            ..Penalties::default()
+        };
+        assert_eq!(sampled(frequency.clone(), &[0, 0]), 0);
+        assert_eq!(sampled(frequency.clone(), &[0]), 0);
+        assert_eq!(sampled(frequency, &[0, 0, 0]), 1);
+        let repetition = Penalties {
+            repetition: 2.0,
+            ..Penalties::default()
+        };
+        assert_eq!(sampled(repetition, &[0, 0]), 1, "repetition counts it");
     }
 
     #[test]

@@ -345,12 +345,16 @@ impl Choice {
             ..request.sampling.clone()
         };
         let transcript = Transcript::new(&request.limits, request.prompt.len(), capacity);
+        let mut sampler = Sampler::new(sampling)?;
+        // A prompt has the marks of its template, and no reply would end if the end of a turn were
+        // penalised for ending others.
+        sampler.spare_prompt(request.prompt.len());
         Ok(Self {
             number,
             tokens: Vec::new(),
             generated: 0,
             last_token: None,
-            sampler: Sampler::new(sampling)?,
+            sampler,
             transcript: match request.constraint {
                 Some(_) => transcript.constrained(),
                 None => transcript,

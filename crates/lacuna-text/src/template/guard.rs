@@ -674,7 +674,7 @@ fn install_filters(environment: &mut Environment<'static>) {
         environment,
         text: safe escape upper lower title capitalize replace trim join split lines int float
             string pprint format indent sort unique groupby min max sum;
-        list: list items dictsort reverse batch slice select selectattr reject rejectattr map chain zip;
+        list: list dictsort reverse batch slice select selectattr reject rejectattr map chain zip;
     }
     let original = Value::from_function(filters::escape);
     environment.add_filter("e", move |state: &mut State, all: Rest<ValueOrKwargs>| {
@@ -687,6 +687,39 @@ fn install_filters(environment: &mut Environment<'static>) {
             text_filter(state, "tojson", &original, &all.into_values())
         },
     );
+    install_undefined(environment);
+}
+
+/// Filters that find nothing in what is undefined, as in Jinja2; the library's own fail.
+fn install_undefined(environment: &mut Environment<'static>) {
+    let original = Value::from_function(filters::items);
+    environment.add_filter(
+        "items",
+        move |state: &mut State, all: Rest<ValueOrKwargs>| match &all.into_values()[..] {
+            [value, ..] if value.is_undefined() => Ok(Value::from(Vec::<Value>::new())),
+            all => list_filter(state, &original, all),
+        },
+    );
+    for name in ["length", "count"] {
+        environment.add_filter(name, |value: &Value| {
+            if value.is_undefined() {
+                return Ok(0);
+            }
+            filters::length(value)
+        });
+    }
+    environment.add_filter("first", |value: Value| {
+        if value.is_undefined() {
+            return Ok(value);
+        }
+        filters::first(&value)
+    });
+    environment.add_filter("last", |value: Value| {
+        if value.is_undefined() {
+            return Ok(value);
+        }
+        filters::last(value)
+    });
 }
 
 fn install_tests(environment: &mut Environment<'static>) {
@@ -724,5 +757,17 @@ fn install_tests(environment: &mut Environment<'static>) {
     }
     environment.add_test("in", |state: &mut State, item: Value, container: Value| {
         contained(state, &[item, container]).map(|found| found.is_true())
+    });
+    // The library walks through `none` as through an empty list. Python does not, and templates that
+    // are told of no tools ask `tools is iterable and tools | length > 0`.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && tests::is_iterable(value)
+    });
+    // In Python whatever has a length and places is a sequence, texts and mappings too.
+    environment.add_test("sequence", |value: &Value| {
+        value.as_str().is_some()
+            || value.is_undefined()
+            || tests::is_mapping(value)
+            || tests::is_sequence(value)
     });
 }

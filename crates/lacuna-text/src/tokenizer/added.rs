@@ -125,6 +125,11 @@ impl Finder {
         })
     }
 
+    /// Whether there is nothing to find.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
     /// Calls `each` with the parts of `text` in order; no part of text is empty. Special tokens are
     /// text unless `specials` says otherwise.
     pub(super) fn cut<'a, E>(

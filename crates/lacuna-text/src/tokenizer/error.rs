@@ -150,7 +150,7 @@ pub enum TokenizerError {
          characters or use a model whose vocabulary covers them"
     )]
     Unencodable {
-        /// The start of the word in question, as the algorithm saw it.
+        /// The start of the word in question.
         text: String,
     },
 

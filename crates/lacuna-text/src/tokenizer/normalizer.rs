@@ -147,6 +147,14 @@ impl Normalizer {
         steps.try_fold(1usize, |all, step| Some(all.saturating_mul(step?)))
     }
 
+    /// Whether a text comes to the same in parts that begin with white space. BERT's step takes
+    /// characters one by one, but for accents, and none of these is on white space.
+    pub(super) fn can_be_cut_at_spaces(&self) -> bool {
+        self.0.iter().all(|step| {
+            step.name == "BertNormalizer" || matches!(step.effect, Effect::Local { .. })
+        })
+    }
+
     /// Whether what comes before a character that [is a start](is_start) never matters to it.
     fn can_be_cut(&self) -> bool {
         let mut steps = self.0.iter().enumerate();

@@ -139,7 +139,7 @@ impl Pieces {
 }
 
 /// Appends a byte-level token; one with characters outside the alphabet is taken as plain text.
-fn push_byte_level(text: &str, bytes: &mut Vec<u8>) {
+pub(super) fn push_byte_level(text: &str, bytes: &mut Vec<u8>) {
     let start = bytes.len();
     for character in text.chars() {
         match byte_of(character) {

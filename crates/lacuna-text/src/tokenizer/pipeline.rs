@@ -11,6 +11,7 @@
 //! a whole, and refused when the whole takes too much memory: a word in which no place
 //! [may be cut](Bigrams), and text under rules of the crate.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use tokenizers::models::bpe::BPE;
@@ -23,6 +24,7 @@ use super::bigrams::Bigrams;
 use super::error::{TokenizerError, excerpt};
 use super::marked::{Marker, StandIns, restore};
 use super::normalizer::{Normalizer, check_unbroken};
+use super::pieces::push_byte_level;
 use super::sentencepiece::{SentencePiece, VISIBLE_SPACE, escape};
 use super::unigram::{self, Unigram};
 use super::words::{self, Step};
@@ -227,8 +229,18 @@ impl Encoder<'_> {
                 normalizer, steps, ..
             } => {
                 if steps.iter().any(|step| matches!(step, Step::Rule(_))) {
-                    let starts = std::ptr::eq(whole.as_ptr(), part.as_ptr());
-                    return self.encode_ruled(part, starts, normalizer, steps, ids);
+                    let mut starts = std::ptr::eq(whole.as_ptr(), part.as_ptr());
+                    let mut rest = part;
+                    while !rest.is_empty() {
+                        let len = match self.can_be_cut_at_spaces(normalizer, steps) {
+                            true => segment_len(rest),
+                            false => rest.len(),
+                        };
+                        let (part, tail) = rest.split_at(len);
+                        self.encode_ruled(part, starts, normalizer, steps, ids)?;
+                        (starts, rest) = (false, tail);
+                    }
+                    return Ok(());
                 }
                 let text = normalizer.normalize(part, self.limits.workspace_bytes)?;
                 self.cut(
@@ -268,8 +280,19 @@ impl Encoder<'_> {
         })
     }
 
+    /// Whether parts of a text that begin with white space come to what the whole comes to.
+    fn can_be_cut_at_spaces(&self, normalizer: &Normalizer, steps: &[Step]) -> bool {
+        let mut rules = steps.iter().filter(|step| matches!(step, Step::Rule(_)));
+        // What is found in normalized text may have white space in it.
+        let found = self.pipeline.added.normalized();
+        found.is_empty()
+            && normalizer.can_be_cut_at_spaces()
+            && steps.first().is_some_and(Step::cuts_at_spaces)
+            && rules.all(Step::cuts_at_spaces)
+    }
+
     /// The same for a text that rules of the crate cut: they know where in the text they are, so it
-    /// stays one with its offsets.
+    /// stays one with its offsets, unless it can be cut at spaces.
     fn encode_ruled(
         &self,
         part: &str,
@@ -355,7 +378,7 @@ impl Encoder<'_> {
     fn merge(&self, word: &str, model: &BPE, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         check_unbroken(word.len(), MERGED_BYTES, self.limits.workspace_bytes)?;
         let unencodable = || TokenizerError::Unencodable {
-            text: excerpt(word),
+            text: excerpt(&self.as_written(word)),
         };
         let tokens = model.tokenize(word).map_err(|_| unencodable())?;
         // The crate leaves out characters it has no token for; the lengths then fall short.
@@ -365,6 +388,20 @@ impl Encoder<'_> {
         }
         ids.extend(tokens.iter().map(|token| token.id));
         self.limits.check(ids)
+    }
+
+    /// A word as it stood in the text: merges see bytes as characters of GPT-2's alphabet, which
+    /// whoever is to remove them would look for in vain.
+    fn as_written<'word>(&self, word: &'word str) -> Cow<'word, str> {
+        let Algorithm::Bpe { steps, .. } = &self.pipeline.algorithm else {
+            return Cow::Borrowed(word);
+        };
+        if !steps.iter().any(|step| matches!(step, Step::Alphabet)) {
+            return Cow::Borrowed(word);
+        }
+        let mut bytes = Vec::new();
+        push_byte_level(word, &mut bytes);
+        Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Appends the ids of a text under SentencePiece, which merges across spaces where its pieces do.
@@ -395,6 +432,13 @@ impl Encoder<'_> {
         model.encode(&segment, &mut unknown_before, ids)?;
         self.limits.check(ids)
     }
+}
+
+/// The length of the first part of a text that can be cut at spaces.
+fn segment_len(text: &str) -> usize {
+    let mut bytes = text.bytes().enumerate().skip(SEGMENT_BYTES);
+    let space = bytes.find(|(_, byte)| byte.is_ascii_whitespace());
+    space.map_or(text.len(), |(at, _)| at)
 }
 
 /// Cuts a text that is held with its offsets.

@@ -83,6 +83,19 @@ impl Step {
         })
     }
 
+    /// Whether it cuts at white space, which it leaves out, wherever in a text that is.
+    pub(super) fn cuts_at_spaces(&self) -> bool {
+        let Step::Rule(rule) = self else {
+            return false;
+        };
+        matches!(
+            **rule,
+            PreTokenizerWrapper::BertPreTokenizer(_)
+                | PreTokenizerWrapper::Whitespace(_)
+                | PreTokenizerWrapper::WhitespaceSplit(_)
+        )
+    }
+
     /// Whether it may leave text out.
     pub(super) fn removes(&self) -> bool {
         match self {

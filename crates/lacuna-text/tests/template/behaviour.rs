@@ -131,6 +131,22 @@ fn templates_render_as_jinja2_renders_them() {
             "{{ data is mapping }} {{ data.b is iterable }} {{ 'a' is string }} {{ 2 is in [1, 2] }}",
             "True True True True",
         ),
+        (
+            "{{ nothing is iterable }} {{ missing is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }}",
+            "False True True False",
+        ),
+        (
+            "{{ 'a' is sequence }} {{ data is sequence }} {{ [1] is sequence }} {{ 1 is sequence }} {{ nothing is sequence }}",
+            "True True True False False",
+        ),
+        (
+            "{{ missing | length }}{{ missing | count }}{{ missing | first }}{{ missing | last }}{{ 'ab' | length }}{{ data | count }}",
+            "0022",
+        ),
+        (
+            "{% for k, v in missing | items %}{{ k }}{% endfor %}{{ [1, 2] | first }}{{ [1, 2] | last }}",
+            "12",
+        ),
     ];
     for (source, expected) in cases {
         match render(source) {

@@ -449,6 +449,11 @@ fn text_without_a_token_is_an_error_and_not_lost() {
             "{text}: {error}"
         );
     }
+    // It is named as whoever wrote it knows it, not by the letter that stands for its byte.
+    for text in ["\u{16}", "ß"] {
+        let error = tokenizer.encode(text, Special::NONE).unwrap_err();
+        assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
+    }
 }
 
 /// As `1,234,567` is written.

@@ -4,7 +4,7 @@
 use crate::metadata::{Metadata, reference, reference_text};
 use lacuna_text::tokenizer::{
     AddSpecial, Decode, EncodeLimits, HuggingFaceFiles, ParseSpecial, Special, SpecialText,
-    TextStart, Tokenizer, Vocabulary,
+    TextStart, Tokenizer, TokenizerError, Vocabulary,
 };
 use serde::Deserialize;
 
@@ -167,6 +167,28 @@ fn what_gguf_has_no_form_for_is_an_error_that_names_the_part() {
     let error = Vocabulary::from_folder(&reference("tokenizers/word-piece"), 0);
     let message = error.unwrap_err().to_string();
     assert!(message.contains("algorithm"), "{message}");
+}
+
+#[test]
+fn word_pieces_of_long_texts_take_no_more_memory_than_those_of_short_ones() {
+    let metadata = Metadata::read("tokenizers/word-piece/vocab.gguf");
+    let tokenizer = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+    let (strings, cases) = (strings(), cases("word-piece").cases);
+    let limits = EncodeLimits {
+        workspace_bytes: 4 << 20,
+        ..EncodeLimits::default()
+    };
+    let times = 200_000 / strings.iter().map(String::len).sum::<usize>() + 1;
+    let (mut long, mut expected) = (String::new(), Vec::new());
+    for (text, case) in strings.iter().zip(&cases).cycle().take(times * cases.len()) {
+        long.push_str(text);
+        long.push('\n');
+        expected.extend_from_slice(&case.plain);
+    }
+    let ids = tokenizer.encode_within(&long, Special::NONE, &limits);
+    assert!(ids.unwrap() == expected, "cut at white space");
+    let error = tokenizer.encode_within(&"a".repeat(20_000), Special::NONE, &limits);
+    assert!(matches!(error, Err(TokenizerError::Unbroken { .. })));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the choices of a request share, and what each computes for itself.
 
 use super::*;
+use crate::sampler::Penalties;
 
 fn of_three_choices(prompt: Vec<u32>, tokens: usize) -> Request {
     Request {
@@ -81,4 +82,27 @@ fn a_prompt_that_has_been_scored_is_computed_again_without_scores() {
     assert!(scheduler.preempt_last(swapping::Urgency::Now));
     scheduler.step();
     assert_eq!(computed(&scheduler), [35], "all at once");
+}
+
+#[test]
+fn what_the_prompt_repeats_is_not_held_against_the_reply() {
+    let mut scheduler = scheduler();
+    let penalties = Penalties {
+        frequency: 2.0,
+        ..Penalties::default()
+    };
+    let request = Request {
+        prompt: vec![5; 60],
+        sampling: Sampling {
+            penalties,
+            logit_bias: [(5, 100.0), (6, 40.0)].into(),
+            ..Sampling::greedy()
+        },
+        ..greedy(0..1, 40)
+    };
+    let stream = enqueue(&mut scheduler, request);
+    finish(&mut scheduler, 100);
+    let tokens = tokens(stream);
+    assert!(tokens[..10].iter().all(|token| *token == 5), "{tokens:?}");
+    assert!(tokens.contains(&6), "what it repeats itself is: {tokens:?}");
 }
