@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, PrecisionMode};
-use lacuna_models::plan::{ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes};
+use lacuna_models::plan::{
+    ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes, request_bytes_beside,
+};
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
 
@@ -90,6 +92,11 @@ impl EmbedderConfig {
         let had = Had::now(self.accounting, &needed);
         match had.budget(self.budget) {
             Some(budget) if budget < needed.bytes() => {
+                let share = self.budget.map(ByteLength::get);
+                if self.requests.get() == request_bytes(share) {
+                    let others = needed.bytes() - needed.request_bytes;
+                    needed.request_bytes = request_bytes_beside(others);
+                }
                 Err(had.refusal(BudgetTooSmall { budget, needed }, self.budget))
             }
             _ => Ok(()),
@@ -416,6 +423,32 @@ mod tests {
         assert!(error.to_string().contains("send shorter ones"), "{error}");
         assert_eq!(vectors.len(), 2);
         assert_eq!(vectors[0], vectors[1]);
+    }
+
+    /// Requests get more of a larger budget, and the model has to fit beside that.
+    #[test]
+    fn a_budget_that_a_refusal_asks_for_is_enough() {
+        let root =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders");
+        let files = ModelFiles::open(&root.join("bert/mean.gguf")).expect("a committed fixture");
+        let model = Arc::new(Model::load(files).expect("a model"));
+        let start = |budget| {
+            let engine = EngineConfig {
+                // Enough that an eighth is more than the least that requests get.
+                batch_tokens: 1 << 16,
+                budget: Some(ByteLength::new(budget)),
+                ..EngineConfig::default()
+            };
+            Embedder::new(Arc::clone(&model), &EmbedderConfig::of(&engine))
+        };
+        let Err(EngineError::BudgetTooSmall(error)) = start(1) else {
+            panic!("a byte is no budget");
+        };
+        assert!(
+            error.needed.request_bytes > request_bytes(Some(1)),
+            "{error}"
+        );
+        start(error.needed.bytes()).expect("what was asked for");
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl ServiceConfig {
                 Some(_) => Some(ByteLength::new(0)),
                 None => self.engine.request_memory,
             },
+            constraints: true,
             ..self.engine.clone()
         }
     }

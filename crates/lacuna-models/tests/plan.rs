@@ -53,6 +53,8 @@ fn demand(context_tokens: usize) -> Demand {
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
         request_bytes: None,
+        image_bytes: 0,
+        constraints: false,
     }
 }
 
@@ -443,7 +445,57 @@ fn a_budget_below_the_first_token_is_refused_with_what_it_takes() {
         assert_eq!(exact.parts, plan(least).least(), "{policy}");
         let less = plan(least - 1).budget().expect_err("a byte too few");
         assert!(less.needed.bytes() >= least - 1, "{policy}");
+        // Whoever follows the advice is not refused again, and was not told of much more than it takes.
+        let advised = refused.needed.bytes();
+        assert!((least..least + 16).contains(&advised), "{policy}");
+        plan(advised).budget().expect("what the refusal asks for");
+        let told = refused.to_string();
+        let (_, told) = told.split_once("needs ").expect("what it needs");
+        let (mebibytes, _) = told.split_once(" MiB").expect("in MiB");
+        let tenths: u64 = mebibytes.replace('.', "").parse().expect("one decimal");
+        assert!(tenths * (1 << 20) >= 10 * least, "{policy}: {told}");
     }
+}
+
+#[test]
+fn grammars_take_tables_of_the_vocabulary_and_nothing_else() {
+    let subject = Subject::named("qwen3-0.6b");
+    let least = |constraints| {
+        let demand = Demand {
+            constraints,
+            ..demand(1_024)
+        };
+        subject
+            .plan("sparse", F16, &demand)
+            .expect("a plan")
+            .least()
+    };
+    let (without, with) = (least(false), least(true));
+    assert!(with.vocabulary_bytes >= without.vocabulary_bytes + 300 * 151_936);
+    assert_eq!(
+        with.bytes() - with.vocabulary_bytes,
+        without.bytes() - without.vocabulary_bytes
+    );
+}
+
+#[test]
+fn what_an_image_takes_is_beside_the_share_of_requests() {
+    let subject = Subject::named("qwen3-0.6b");
+    let plan = |budget_bytes| {
+        let demand = Demand {
+            budget_bytes: Some(budget_bytes),
+            image_bytes: 30 << 20,
+            ..demand(1_024)
+        };
+        subject.plan("sparse", F16, &demand).expect("a plan")
+    };
+    let refused = plan(10 << 20).budget().expect_err("too small");
+    let advised = plan(refused.needed.bytes());
+    assert_eq!(
+        advised.request_bytes,
+        request_bytes(advised.budget_bytes) + (30 << 20)
+    );
+    advised.budget().expect("what the refusal asks for");
 }
 
 #[test]
@@ -475,6 +527,8 @@ proptest! {
                 weights: WeightMode::Fixed(WeightSource::Mmap),
                 budget_bytes: Some(budget_bytes),
                 request_bytes: None,
+                image_bytes: 0,
+                constraints: true,
                 logits: Logits::Last,
             };
             let plan = subject.plan("sparse", F16, &demand).expect("a plan");

@@ -12,6 +12,7 @@ use lacuna_engine::{
 };
 use lacuna_kv::prefix::Namespace;
 use lacuna_models::Model;
+use lacuna_models::plan::mebibytes_that_hold;
 use lacuna_pages::ByteLength;
 use lacuna_text::template::TemplateError;
 use tokio::net::TcpListener;
@@ -83,7 +84,7 @@ pub enum StartError {
     /// The budget does not hold one of several models, even if it is the only one loaded.
     #[error(
         "a budget of {} is too small for `{name}`: it needs {} when no other model is loaded",
-        mebibytes(budget.get()), mebibytes(needed.get())
+        mebibytes(budget.get()), mebibytes_that_hold(needed.get())
     )]
     BudgetTooSmall {
         /// The model's name.

@@ -9,7 +9,7 @@ use lacuna_kernels::{CpuConfig, MatmulPrecision, PrecisionMode};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::plan::{
     Budget, Demand, DraftMemory, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
-    WeightSource, request_bytes,
+    WeightSource,
 };
 use lacuna_models::{
     ColumnsError, ComputeDevice, Description, DeviceLayers, ExecutorError, FiniteCheck,
@@ -54,6 +54,9 @@ pub struct EngineConfig {
     /// least 2 and at most 64 MiB, and what encoding an image takes where the model sees. Below some 8 MiB, longer
     /// conversations are refused.
     pub request_memory: Option<ByteLength>,
+    /// Whether replies may be held to grammars: the tables of the vocabulary for that are in the budget then. Default
+    /// off; a [`ServiceConfig`](crate::ServiceConfig) has it on, since requests come with constraints.
+    pub constraints: bool,
     /// What the budget is held against. Default: the plan.
     pub accounting: Accounting,
     /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
@@ -105,6 +108,7 @@ impl Default for EngineConfig {
             finite_check: FiniteCheck::Off,
             budget: None,
             request_memory: None,
+            constraints: false,
             accounting: Accounting::default(),
             weights: WeightMode::default(),
             speculation: Speculation::default(),
@@ -281,6 +285,8 @@ impl EngineConfig {
             request_bytes: self
                 .request_memory
                 .map(|bytes| bytes.get().min(Self::MOST_REQUEST_BYTES)),
+            image_bytes: 0,
+            constraints: self.constraints,
         })
     }
 
@@ -412,9 +418,7 @@ impl EngineConfig {
         let cache = self.cache(spec, placed)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand_of(spec)?;
-        if image_bytes > 0 && demand.request_bytes.is_none() {
-            demand.request_bytes = Some(request_bytes(demand.budget_bytes) + image_bytes);
-        }
+        demand.image_bytes = image_bytes;
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);

@@ -64,7 +64,7 @@ impl Parts {
         (arena, cpu): (&ArenaPlan, &CpuConfig),
         request_bytes: u64,
     ) -> Self {
-        let process = ProcessPlan::new(spec, vocabulary, cpu);
+        let process = ProcessPlan::new(spec, vocabulary, cpu, false);
         Self {
             program_bytes: process.program_bytes,
             vocabulary_bytes: process.vocabulary_bytes,
@@ -166,7 +166,7 @@ impl Budget {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a budget of {} is too small: the first token needs {} ({needed})",
-    mebibytes(*budget), mebibytes(needed.bytes())
+    mebibytes(*budget), mebibytes_that_hold(needed.bytes())
 )]
 pub struct BudgetTooSmall {
     /// What there is.
@@ -210,12 +210,26 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64)
 }
 
+/// The fewest tenths of a MiB that hold `bytes`, for people: a budget of what they read is enough.
+#[must_use]
+pub fn mebibytes_that_hold(bytes: u64) -> String {
+    let tenths = (10 * u128::from(bytes)).div_ceil(1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
 /// What requests may hold of `budget`, apart from their KV rows: an eighth, at least 2 MiB, which is a
 /// conversation of some thousand tokens, and at most 64, which is as much as is ever received at once.
 #[must_use]
 pub fn request_bytes(budget: Option<u64>) -> u64 {
     let eighth = budget.map_or(u64::MAX, |budget| budget / 8);
     eighth.clamp(2 << 20, 64 << 20)
+}
+
+/// The same of the least budget that has room for `others` beside it: what is to be told where a budget has not, since
+/// requests get more of a larger one.
+#[must_use]
+pub fn request_bytes_beside(others: u64) -> u64 {
+    (others / 7).clamp(2 << 20, 64 << 20)
 }
 
 impl Plan {
@@ -312,8 +326,22 @@ impl Plan {
         }
     }
 
-    /// The same when all weights are read for each pass that can be: no budget is less while the model runs as it was
-    /// planned.
+    /// What there must be of a budget for that, of which requests have their share.
+    fn least_budget(&self) -> Parts {
+        let least = self.least();
+        let share = self.request_bytes - self.image_bytes;
+        let request_bytes = match self.requests_share {
+            true => self.image_bytes + request_bytes_beside(least.bytes() - share),
+            false => self.request_bytes,
+        };
+        Parts {
+            request_bytes,
+            ..least
+        }
+    }
+
+    /// What the first token takes when all weights are read for each pass that can be: no budget is less while the model
+    /// runs as it was planned.
     #[must_use]
     pub fn least_while_running(&self) -> Parts {
         let least = self.least();
@@ -331,7 +359,10 @@ impl Plan {
         let (fixed, needed) = (self.fixed(), self.least());
         let kv_bytes = match self.budget_bytes {
             Some(budget) if budget < needed.bytes() => {
-                return Err(BudgetTooSmall { budget, needed });
+                return Err(BudgetTooSmall {
+                    budget,
+                    needed: self.least_budget(),
+                });
             }
             Some(budget) => budget - fixed.bytes(),
             None => u64::MAX,

@@ -29,7 +29,10 @@ use crate::scratch::BatchLimits;
 use crate::spec::ModelSpec;
 
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
-pub use budget::{Budget, BudgetTooSmall, Change, DraftMemory, Parts, Verdict, request_bytes};
+pub use budget::{
+    Budget, BudgetTooSmall, Change, DraftMemory, Parts, Verdict, mebibytes_that_hold,
+    request_bytes, request_bytes_beside,
+};
 pub use error::{PlanError, PlanFault};
 pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
@@ -103,8 +106,12 @@ pub struct Demand {
     pub weights: WeightMode,
     /// Bytes that the process may commit in all. `None`: as many as it takes.
     pub budget_bytes: Option<u64>,
-    /// Of those, bytes that requests may hold apart from their KV rows. `None`: [`request_bytes`].
+    /// Of those, bytes that requests may hold apart from their KV rows. `None`: [`request_bytes`], and `image_bytes`.
     pub request_bytes: Option<u64>,
+    /// What decoding and encoding an image takes.
+    pub image_bytes: u64,
+    /// Whether replies may be held to grammars, which takes tables of the vocabulary.
+    pub constraints: bool,
 }
 
 impl Demand {
@@ -178,6 +185,10 @@ pub struct Plan {
     pub program: ProcessPlan,
     /// What requests may hold together, apart from their KV rows.
     pub request_bytes: u64,
+    /// Whether that is a share of the budget, and so more of a larger one.
+    requests_share: bool,
+    /// What of it is for an image, however large the share is.
+    image_bytes: u64,
     /// What all of it may come to.
     pub budget_bytes: Option<u64>,
 }
@@ -228,6 +239,10 @@ impl Plan {
         cache: &KvCache,
         demand: &Demand,
     ) -> Result<Self, PlanError> {
+        let image_bytes = match demand.request_bytes {
+            Some(_) => 0,
+            None => demand.image_bytes,
+        };
         let mut plan = Self {
             arena: ArenaPlan::new(&Program::new(spec), demand.limits()?)?,
             kv: KvPlan::new(cache, demand)?,
@@ -235,9 +250,11 @@ impl Plan {
             residency: Residency::mapped(),
             draft: demand.draft,
             device: DevicePlan::default(),
-            program: ProcessPlan::new(spec, vocabulary, &demand.cpu),
+            program: ProcessPlan::new(spec, vocabulary, &demand.cpu, demand.constraints),
             request_bytes: (demand.request_bytes)
-                .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
+                .unwrap_or_else(|| request_bytes(demand.budget_bytes) + image_bytes),
+            requests_share: demand.request_bytes.is_none(),
+            image_bytes,
             budget_bytes: demand.budget_bytes,
         };
         plan.residency = match &plan.weights.loaded {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lacuna_engine::{Grace, RequestMemory};
-use lacuna_models::plan::request_bytes;
+use lacuna_models::plan::{request_bytes, request_bytes_beside};
 use lacuna_pages::{ByteLength, ProcessMemory, SystemMemory};
 use tokio::sync::watch;
 
@@ -56,7 +56,7 @@ impl ModelServer {
         let known = known(models.models, &config, budget.saturating_sub(held))?;
         let base = PROGRAM_BYTES + held;
         for one in &known {
-            one.check(budget, base)?;
+            one.check(budget, asked)?;
         }
         let memory = connections::account(&requests, &entrance, config.limits.connections);
         let intake = Intake::start(&config.limits, requests.clone());
@@ -149,19 +149,23 @@ fn known(
 }
 
 impl Known {
-    /// Refuses a model that is required and could never be loaded.
-    fn check(&self, budget: u64, base: u64) -> Result<(), StartError> {
+    /// Refuses a model that is required and could never be loaded, where requests hold `asked` or their share.
+    fn check(&self, budget: u64, asked: Option<u64>) -> Result<(), StartError> {
         let least = match &self.card {
             Ok(card) if self.entry.required => card.needs.least,
             _ => return Ok(()),
         };
-        match base.saturating_add(least) {
-            needed if needed > budget => Err(StartError::BudgetTooSmall {
-                name: self.entry.name.clone(),
-                budget: ByteLength::new(budget),
-                needed: ByteLength::new(needed),
-            }),
-            _ => Ok(()),
+        let others = least.saturating_add(PROGRAM_BYTES);
+        let held = asked.unwrap_or_else(|| request_bytes(Some(budget)));
+        if others.saturating_add(held) <= budget {
+            return Ok(());
         }
+        // Of a budget that is enough requests get more.
+        let held = asked.unwrap_or_else(|| request_bytes_beside(others));
+        Err(StartError::BudgetTooSmall {
+            name: self.entry.name.clone(),
+            budget: ByteLength::new(budget),
+            needed: ByteLength::new(others.saturating_add(held)),
+        })
     }
 }

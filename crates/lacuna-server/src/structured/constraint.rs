@@ -9,7 +9,7 @@ use lacuna_text::reply::{Piece, Reader};
 use llguidance::api::StopReason;
 use llguidance::earley::Parser;
 use llguidance::{Matcher, ParserFactory};
-use toktrie::{SimpleVob, TokEnv, TokTrie};
+use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokTrie};
 
 use crate::http::error::ApiError;
 use crate::structured::grammar::{RECIPIENT, Rule};
@@ -20,6 +20,15 @@ use crate::structured::vocabulary;
 const MOST_LEXER_STATES: usize = 10_000;
 /// Symbols of one grammar at most.
 const MOST_SYMBOLS: usize = 100_000;
+
+/// What most tokens are, whose masks are kept ready: text within a string of JSON that may be long, or has a bound. Each
+/// expression takes copies of the vocabulary, so there are as few as will do. With the four that `llguidance` has by
+/// default the tables of Gemma's 262,144 tokens take 103 MiB; with these two 72 MiB, and no mask takes longer. With
+/// the second alone they would take 59 MiB, and masks of strings of up to 20 characters 4 ms instead of 1.2.
+const KEPT_READY: [&str; 2] = [
+    r#"[^"\\\x00-\x1F\x7F]{1,10}"#,
+    r#"[^"\\\x00-\x1F\x7F]{1,30}"#,
+];
 
 /// Stands before a call in Llama 3.
 const PYTHON_TAG: &str = "<|python_tag|>";
@@ -108,7 +117,9 @@ impl Grammars {
 impl Compiler {
     fn new(model: &Model) -> Option<Self> {
         let vocabulary = vocabulary::of(model)?;
-        let mut factory = ParserFactory::new_simple(&vocabulary).ok()?;
+        let slices = KEPT_READY.map(str::to_owned);
+        let capabilities = InferenceCapabilities::default();
+        let mut factory = ParserFactory::new(&vocabulary, capabilities, &slices).ok()?;
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_lexer_states = MOST_LEXER_STATES;

@@ -132,6 +132,8 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
         request_bytes: None,
+        image_bytes: 0,
+        constraints: false,
     };
     let vocabulary = VocabularySize::of(&files, &spec);
     let plan = Plan::new(&spec, weights, vocabulary, &cache, &demand)?;
