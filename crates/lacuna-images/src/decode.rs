@@ -5,6 +5,8 @@ use std::io::Cursor;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
 
+use super::webp;
+
 /// What may be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -104,6 +106,17 @@ impl Format {
             .into_iter()
             .find(|format| format.decoder() == found)
     }
+
+    /// Refuses a file that would have its decoder take more memory than the file calls for.
+    fn check(self, file: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::WebP => webp::check(file).map_err(|reason| Error::Damaged {
+                format: self,
+                reason,
+            }),
+            Self::Png | Self::Jpeg | Self::Gif => Ok(()),
+        }
+    }
 }
 
 impl std::fmt::Display for Format {
@@ -145,6 +158,7 @@ impl Header {
             });
         }
         let format = Format::of(file).ok_or(Error::UnknownFormat)?;
+        format.check(file)?;
         let reader = ImageReader::with_format(Cursor::new(file), format.decoder());
         let (width, height) = reader.into_dimensions().map_err(|it| explain(format, it))?;
         Self::of(format, [width, height], limits)
@@ -196,6 +210,8 @@ impl Header {
     /// # Errors
     /// [`Error::Damaged`] and [`Error::Undecodable`].
     pub fn decode(&self, file: &[u8]) -> Result<Image, Error> {
+        // Nothing says that it is the file whose header was read.
+        self.format.check(file)?;
         let wrong = |error| explain(self.format, error);
         let mut reader = ImageReader::with_format(Cursor::new(file), self.format.decoder());
         let mut limits = image::Limits::default();

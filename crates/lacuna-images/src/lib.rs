@@ -23,6 +23,7 @@ mod decode;
 mod picture;
 mod resize;
 mod tiles;
+mod webp;
 
 pub use decode::{Error, Format, Header, Image, Limits};
 pub use picture::{FIRST_TOKEN, Name, Picture, pictures_in};
