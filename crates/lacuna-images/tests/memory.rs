@@ -110,6 +110,41 @@ fn chunks_that_go_beyond_the_file_are_refused() {
     assert!(message.contains("`EXIF` claims"), "{message}");
 }
 
+/// The header of a lossy frame, and bytes that decode to something.
+fn lossy(width: u16, height: u16) -> Vec<u8> {
+    let tag = [0x10, 0x80, 0x02, 0x9D, 0x01, 0x2A];
+    let size = [width.to_le_bytes(), height.to_le_bytes()].concat();
+    [&tag[..], &size, &[0; 1 << 16]].concat()
+}
+
+/// The header of a frame without loss.
+fn lossless(width: u32, height: u32) -> Vec<u8> {
+    let size = (width - 1) | (height - 1) << 14;
+    [&[0x2F][..], &size.to_le_bytes(), &[0; 64]].concat()
+}
+
+#[test]
+fn frames_that_are_larger_than_the_image_are_not_decoded() {
+    // 4 million pixels of an image of one.
+    for [width, height] in [[2000, 2000], [2, 1], [1, 2]] {
+        for frame in [
+            chunk(b"VP8 ", &lossy(width, height)),
+            chunk(b"VP8L", &lossless(width.into(), height.into())),
+        ] {
+            let wanted = format!("{width} x {height} pixels, and the image 1 x 1");
+            let message = refusal(&webp(0, std::slice::from_ref(&frame)));
+            assert!(message.contains(&wanted), "{message}");
+            let short = [&claiming(b"VP8X", b"", 0)[..], &frame].concat();
+            let file = [b"RIFF\xFF\xFF\0\0WEBP", &short[..]].concat();
+            assert!(refusal(&file).contains("`VP8X` has only 0 bytes"));
+            let frame = [vec![0; 16], frame].concat();
+            let animation = [chunk(b"ANIM", &[0; 6]), chunk(b"ANMF", &frame)];
+            let message = refusal(&webp(IS_ANIMATED, &animation));
+            assert!(message.contains(&wanted), "{message}");
+        }
+    }
+}
+
 #[test]
 fn bytes_after_an_image_are_left_alone() {
     let whole = webp(0, &[chunk(b"VP8L", &PIXEL)]);
