@@ -21,6 +21,7 @@
 
 mod decode;
 mod picture;
+mod png;
 mod resize;
 mod tiles;
 mod webp;

@@ -7,6 +7,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use image::{ExtendedColorType, ImageEncoder, codecs::png::PngEncoder};
 use lacuna_images::{Error, Format, Header, Image, Limits};
 
 thread_local! {
@@ -45,6 +46,52 @@ fn decoded(file: &[u8]) -> (Result<Image, Error>, isize) {
     let header = Header::read(file, &Limits::default());
     let image = header.and_then(|header| header.decode(file));
     (image, MOST.get() - before)
+}
+
+/// A PNG of so many pixels a side, with a color profile of so many bytes.
+fn png(side: u32, profile: usize) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut encoder = PngEncoder::new(&mut file);
+    let profile = vec![0; profile];
+    encoder.set_icc_profile(profile).expect("PNG has profiles");
+    let pixels = vec![7; side as usize * side as usize * 3];
+    let written = encoder.write_image(&pixels, side, side, ExtendedColorType::Rgb8);
+    written.expect("written to memory");
+    file
+}
+
+#[test]
+fn a_pngs_profile_takes_no_memory() {
+    // One pixel, in a file a thousandth as long as what it unpacks to.
+    let bomb = png(1, 64 << 20);
+    assert!(bomb.len() < 1 << 20, "{} bytes", bomb.len());
+    let (image, most) = decoded(&bomb);
+    assert_eq!(image.expect("an image").pixels(), [7; 3]);
+    assert!(most < 4 << 20, "{most} bytes");
+    // Nor beside pixels.
+    let large = png(1000, 15 << 20);
+    let header = Header::read(&large, &Limits::default()).expect("an image");
+    let (image, most) = decoded(&large);
+    assert_eq!(image.expect("an image").width(), 1000);
+    assert!(most as u64 <= header.decoding_bytes(), "{most} bytes");
+}
+
+#[test]
+fn a_pngs_text_takes_no_memory_and_does_not_matter() {
+    let plain = png(1, 0);
+    // Behind the signature and the first chunk. No checksum is right.
+    let (head, tail) = plain.split_at(8 + 12 + 13);
+    for kind in [b"tEXt", b"zTXt", b"iTXt"] {
+        let text = [b"Comment\0\0\0\0\0\0", &[b'a'; 8 << 20][..]].concat();
+        let length = (text.len() as u32).to_be_bytes();
+        let chunk = [&length[..], kind, &text, b"none"].concat();
+        let (image, most) = decoded(&[head, &chunk, tail].concat());
+        assert_eq!(image.expect("an image").pixels(), [7; 3]);
+        assert!(most < 1 << 20, "{most} bytes");
+        // One that goes beyond the file ends it.
+        let (image, _) = decoded(&[head, &u32::MAX.to_be_bytes(), kind, tail].concat());
+        assert!(matches!(image, Err(Error::Damaged { .. })), "{image:?}");
+    }
 }
 
 /// A chunk of a WebP file that says that it has so many bytes.
