@@ -182,7 +182,8 @@ fn made(
     let order = table.take(&format!("{module}.weight_g_idx"));
     let scale_columns = match *scales.shape() {
         [] | [1] => 0,
-        [of_rows, groups] if of_rows == rows => groups,
+        // None at all would be taken for one for all rows.
+        [of_rows, groups] if of_rows == rows && groups > 0 => groups,
         _ => return Err(scales.misshapen(format!("[{rows}, groups]"))),
     };
     let group = super::group_of(columns, scale_columns.max(1), None, &scales)?;

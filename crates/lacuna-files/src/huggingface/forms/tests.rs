@@ -345,7 +345,7 @@ fn packed_numbers_need_a_shape_that_is_theirs() {
     ];
     let message = refusal(&with("compressed-tensors", &asymmetric), &bytes);
     names_all(&message, &["x.weight_zero_point", "x.weight"]);
-    for shape in [&[4, 3][..], &[3, 1], &[4]] {
+    for shape in [&[4, 3][..], &[3, 1], &[4], &[4, 0]] {
         let scale = ("x.weight_scale", "F32", shape, 0);
         let message = refusal(&config, &instead(&bytes, scale));
         names_all(&message, &["x.weight_scale"]);
