@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
+use super::blocks::{Grouped, Levels, Order, Target, Zero};
 use super::*;
+use crate::conversion::ConversionError;
 use crate::mapping::Mapping;
 use crate::safetensors;
 use crate::tensor::Error as TensorError;
@@ -549,4 +551,62 @@ fn experts_of_a_mixture_are_turned_round_unless_they_have_been() {
     names_all(&message, &[both, "[2, 6]"]);
     let message = refusal(&config, &[(down, "I32", &[4, 3, 2], 0)]);
     names_all(&message, &[down, "bf16"]);
+}
+
+/// A matrix whose numbers are all 0.
+#[derive(Debug)]
+struct Zeros;
+
+impl Levels for Zeros {
+    fn row(&self, _: usize, _: &mut [u8]) {}
+
+    fn zero(&self, _: usize, _: usize) -> Zero {
+        Zero::Level(0)
+    }
+
+    fn scale(&self, _: usize, _: usize) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_group_that_came_to_be_wrong_after_it_was_checked_is_an_error() {
+    let tensors = file(&[("s", "F32", &[1], 0), ("g", "I32", &[32], 1)]);
+    let part = |name| Part::new(tensors.find(name).unwrap());
+    let grouped = Grouped {
+        levels: Zeros,
+        scales: part("s").floats().unwrap(),
+        columns: 32,
+        group: 32,
+        order: Order::Listed(part("g").words().unwrap()),
+        target: Target::Rounded,
+        zeros: "z".to_owned(),
+    };
+    let wrong = ConversionError::Group {
+        part: "g".to_owned(),
+        column: 0,
+        found: 0x0101_0101,
+        expected: "one of 0 to 0".to_owned(),
+    };
+    // As its check would say, which is left out here.
+    assert_eq!(grouped.write(0, &mut [0; 34]), Err(wrong.clone()));
+    assert_eq!(grouped.check(), Err(wrong));
+}
+
+/// Rows that cannot be made.
+#[derive(Debug)]
+struct Broken;
+
+impl Rows for Broken {
+    fn write(&self, row: usize, _: &mut [u8]) -> Result<(), ConversionError> {
+        panic!("row {row} is broken on purpose")
+    }
+}
+
+#[test]
+fn a_panic_in_a_conversion_is_an_error() {
+    // Rows enough for all threads that there are.
+    let conversion = Conversion::new("none", 64, 1 << 20, Box::new(Broken)).unwrap();
+    assert_eq!(conversion.convert().unwrap_err(), ConversionError::Broken);
+    assert_eq!(conversion.convert().unwrap_err(), ConversionError::Broken);
 }
