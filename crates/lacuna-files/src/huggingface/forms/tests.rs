@@ -21,8 +21,18 @@ fn file(lines: &[Line<'_>]) -> Tensors {
             "F16" | "BF16" => 2,
             _ => 1,
         };
+        let bytes = vec![byte; size * shape.iter().product::<usize>()];
+        (name, dtype, shape, bytes)
+    });
+    file_of(&filled.collect::<Vec<_>>())
+}
+
+/// The same of bytes that are written out.
+fn file_of(lines: &[(&str, &str, &[usize], Vec<u8>)]) -> Tensors {
+    let (mut header, mut data) = (Map::new(), Vec::<u8>::new());
+    for (name, dtype, shape, bytes) in lines {
         let start = data.len();
-        data.resize(start + size * shape.iter().product::<usize>(), *byte);
+        data.extend(bytes);
         let line = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]});
         header.insert((*name).to_owned(), line);
     }
@@ -351,6 +361,32 @@ fn packed_numbers_need_a_shape_that_is_theirs() {
         let scale = ("x.weight_scale", "F32", shape, 0);
         let message = refusal(&config, &instead(&bytes, scale));
         names_all(&message, &["x.weight_scale"]);
+    }
+}
+
+#[test]
+fn each_row_has_its_own_zero_point_also_where_all_have_one_scale() {
+    let weights = ("x.weight", "I8", &[2, 32][..], vec![7; 64]);
+    let scale = ("x.weight_scale", "F32", &[1][..], vec![0, 0, 0x80, 0x3F]);
+    let config = method("compressed-tensors");
+    let read = |shape, zeros| {
+        let zeros = ("x.weight_zero_point", "I8", shape, zeros);
+        let tensors = file_of(&[weights.clone(), scale.clone(), zeros]);
+        let tensors = super::read(config.as_object().unwrap(), &tensors).unwrap();
+        let made = tensors.require("x.weight").unwrap();
+        assert_eq!((made.dtype(), made.shape()), (DType::Q8_0, &[2, 32][..]));
+        // A row is one block, whose largest weight is 127 steps.
+        let rows = made.bytes().as_chunks::<34>().0.iter();
+        let worth = |row: &[u8; 34]| {
+            let step = half::f16::from_le_bytes([row[0], row[1]]).to_f32();
+            (step * f32::from(row[2] as i8)).round()
+        };
+        rows.map(worth).collect::<Vec<_>>()
+    };
+    assert_eq!(read(&[2, 1][..], vec![5, 3]), [2.0, 4.0]);
+    assert_eq!(read(&[2, 1], vec![5, -3i8 as u8]), [2.0, 10.0]);
+    for shape in [&[1][..], &[1, 1]] {
+        assert_eq!(read(shape, vec![5]), [2.0, 2.0]);
     }
 }
 
