@@ -13,9 +13,8 @@ use crate::tensor::Error as TensorError;
 type Line<'a> = (&'a str, &'a str, &'a [usize], u8);
 
 fn file(lines: &[Line<'_>]) -> Tensors {
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for (name, dtype, shape, byte) in lines {
-        let size = match *dtype {
+    let filled = lines.iter().map(|&(name, dtype, shape, byte)| {
+        let size = match dtype {
             "I64" => 8,
             "F32" | "I32" | "U32" => 4,
             "F16" | "BF16" => 2,
@@ -252,6 +251,19 @@ fn gptq_with_groups_or_zero_points_that_there_cannot_be_is_not_converted() {
         &convert(json!({"sym": true}), &scales),
         &["x.scales", "finite"],
     );
+}
+
+#[test]
+fn gptq_with_a_zero_point_before_a_large_one_is_converted() {
+    let zeros = 0x7FFF_FFFFu32.to_le_bytes();
+    let tensors = file_of(&[
+        ("x.qweight", "I32", &[8, 8], vec![0x99; 256]),
+        ("x.qzeros", "I32", &[2, 1], [zeros, zeros].concat()),
+        ("x.scales", "F16", &[2, 8], vec![0x22; 32]),
+    ]);
+    let gptq = with("gptq", &json!({"group_size": 32}));
+    let tensors = super::read(gptq.as_object().unwrap(), &tensors).unwrap();
+    assert!(tensors.require("x.weight").is_ok());
 }
 
 #[test]
@@ -502,6 +514,13 @@ fn sizes_that_overflow_are_refused_or_empty() {
                 .bytes()
                 .is_empty()
     );
+    let rows = 1usize << 61;
+    let gptq: [Line<'_>; 3] = [
+        ("x.qweight", "I32", &[0, rows], 0),
+        ("x.qzeros", "I32", &[0, rows / 4], 0),
+        ("x.scales", "F16", &[0, rows], 0),
+    ];
+    names_all(&refusal(&method("gptq"), &gptq), &["x.qzeros"]);
     let experts: [Line<'_>; 2] = [
         ("a.gate_up_proj_blocks", "U8", &[0, 2, endless, 16], 0),
         ("a.gate_up_proj_scales", "U8", &[0, 2, endless], 0),
