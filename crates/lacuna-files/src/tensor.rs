@@ -12,6 +12,10 @@ use super::conversion::{Conversion, ConversionError};
 use super::mapping::Mapping;
 use lacuna_kernels::DType;
 
+/// Tensors of a file at most, each of which takes some hundred bytes of memory beside the file's. The largest
+/// published models have some hundred thousand, in many files.
+pub(super) const TENSOR_LIMIT: usize = 1 << 20;
+
 /// Why a model cannot have the tensor it asks for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
