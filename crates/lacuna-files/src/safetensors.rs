@@ -523,6 +523,13 @@ mod tests {
     }
 
     #[test]
+    fn elements_of_tensors_without_bytes_are_as_many_as_can_be_counted() {
+        let info = r#"{"dtype":"F4","shape":[9223372036854775808],"data_offsets":[0,0]}"#;
+        let tensors = parse_header(&format!(r#"{{"a":{info},"b":{info}}}"#), 0).unwrap();
+        assert_eq!(tensors.by_type()[0].elements, u64::MAX);
+    }
+
+    #[test]
     fn damage_is_named() {
         let one = |info: &str, data| parse_header(&format!(r#"{{"t":{info}}}"#), data);
         let at = |start: u64, end: u64| {

@@ -269,7 +269,9 @@ impl TypeTotal {
             });
             let total = &mut totals[index];
             total.tensors += 1;
-            total.elements += tensor.shape.iter().map(|&dim| dim as u64).product::<u64>();
+            // One tensor's fit, since parsers check that; those of many without bytes need not.
+            let elements = tensor.shape.iter().map(|&dim| dim as u64).product();
+            total.elements = total.elements.saturating_add(elements);
             total.bytes += tensor.bytes as u64;
         }
         totals.sort_by(|a, b| {
