@@ -21,6 +21,12 @@ pub enum ConversionError {
     /// The system refuses a thread.
     #[error("the system refuses a thread to convert it ({0}); end other programs")]
     NoThread(std::io::ErrorKind),
+    /// Tensors that are not what their shapes were checked to be, as when a file is written while it is read.
+    #[error(
+        "what it is stored as is not as it was when the file was opened; leave the file as it is and load it \
+         again, and report this if it comes back"
+    )]
+    Broken,
     /// A number that is none, or is infinite.
     #[error(
         "row {row} of `{part}` holds a value that is not finite; the file is damaged, download it again"
@@ -151,11 +157,13 @@ impl Conversion {
                 thread::Builder::new().spawn_scoped(scope, make)
             };
             let started: Vec<_> = parts.map(start).collect();
-            let mut results = started.into_iter().map(|thread| match thread {
-                Ok(thread) => thread.join().expect("rows are made without a panic"),
+            let results = started.into_iter().map(|thread| match thread {
+                // Whoever serves other models goes on without this one.
+                Ok(thread) => thread.join().unwrap_or(Err(ConversionError::Broken)),
                 Err(error) => Err(ConversionError::NoThread(error.kind())),
             });
-            results.try_for_each(|result| result)
+            // All are waited for: a scope panics for a thread that did and that nobody waited for.
+            results.fold(Ok(()), Result::and)
         })?;
         Ok(bytes)
     }

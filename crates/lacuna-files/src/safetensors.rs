@@ -13,14 +13,16 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::mapping::Mapping;
-use super::tensor::{Contents, Entry, Storage, Tensors};
+use super::tensor::{Contents, Entry, Storage, TENSOR_LIMIT, Tensors};
 use lacuna_kernels::DType;
 
 /// The longest header accepted, which is the limit of the reference implementation.
 const HEADER_LIMIT: u64 = 100_000_000;
+/// The most dimensions that a tensor is read with. Those of published models have five at most.
+const DIMENSION_LIMIT: usize = 8;
 /// Bytes of the length in front of the header.
 const LENGTH_BYTES: usize = 8;
 
@@ -58,6 +60,26 @@ pub enum Error {
     Header {
         /// What the JSON parser said.
         source: serde_json::Error,
+    },
+    /// More tensors than any model has.
+    #[error(
+        "the file lists {count} tensors, and at most {limit} are read; split the model into several files"
+    )]
+    TooManyTensors {
+        /// How many it lists.
+        count: usize,
+        /// The most that are read.
+        limit: usize,
+    },
+    /// A tensor with more dimensions than any has.
+    #[error("the file is damaged: tensor `{name}` has {dimensions} dimensions, more than {limit}")]
+    TooManyDimensions {
+        /// The tensor.
+        name: String,
+        /// How many it has.
+        dimensions: usize,
+        /// The most that are read.
+        limit: usize,
     },
     /// The same tensor name twice.
     #[error("the file is damaged: tensor `{name}` occurs twice")]
@@ -129,7 +151,7 @@ pub fn parse(data: &Mapping) -> Result<Tensors, Error> {
     let start = header_end(data)?;
     let header: Header = serde_json::from_slice(&data[LENGTH_BYTES..start])
         .map_err(|source| Error::Header { source })?;
-    let mut lines = header.0;
+    let mut lines = header.lines()?;
     lines.sort_by_key(|line| line.info.data_offsets);
     let mut end = 0;
     let mut entries = Vec::new();
@@ -179,7 +201,24 @@ fn header_end(data: &Mapping) -> Result<usize, Error> {
 }
 
 /// The tensors of the JSON table in the order of the file, `__metadata__` left out.
-struct Header(Vec<Line>);
+struct Header {
+    lines: Vec<Line>,
+    /// Tensors that are not in `lines`, beyond [`TENSOR_LIMIT`].
+    more: usize,
+}
+
+impl Header {
+    /// Those of a file that has no more than are read.
+    fn lines(self) -> Result<Vec<Line>, Error> {
+        match self.more {
+            0 => Ok(self.lines),
+            more => Err(Error::TooManyTensors {
+                count: self.lines.len() + more,
+                limit: TENSOR_LIMIT,
+            }),
+        }
+    }
+}
 
 struct Line {
     name: String,
@@ -189,8 +228,45 @@ struct Line {
 #[derive(Deserialize)]
 struct Info {
     dtype: String,
-    shape: Vec<u64>,
+    shape: Shape,
     data_offsets: (u64, u64),
+}
+
+/// Dimensions as the file has them. Of those beyond [`DIMENSION_LIMIT`] only the number is kept: a header may
+/// have millions.
+struct Shape {
+    dimensions: Vec<u64>,
+    more: usize,
+}
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ShapeVisitor)
+    }
+}
+
+struct ShapeVisitor;
+
+impl<'de> Visitor<'de> for ShapeVisitor {
+    type Value = Shape;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Shape, A::Error> {
+        let (mut dimensions, mut more) = (Vec::new(), 0);
+        while dimensions.len() < DIMENSION_LIMIT {
+            match sequence.next_element()? {
+                Some(dimension) => dimensions.push(dimension),
+                None => return Ok(Shape { dimensions, more }),
+            }
+        }
+        while sequence.next_element::<IgnoredAny>()?.is_some() {
+            more += 1;
+        }
+        Ok(Shape { dimensions, more })
+    }
 }
 
 impl<'de> Deserialize<'de> for Header {
@@ -209,10 +285,13 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut lines = Vec::new();
+        let (mut lines, mut more) = (Vec::new(), 0);
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
+            } else if lines.len() == TENSOR_LIMIT {
+                map.next_value::<IgnoredAny>()?;
+                more += 1;
             } else {
                 lines.push(Line {
                     name,
@@ -220,15 +299,21 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 });
             }
         }
-        Ok(Header(lines))
+        Ok(Header { lines, more })
     }
 }
 
 /// The dimensions as memory sizes, such that no product of any of them overflows.
 fn dimensions(line: &Line) -> Result<Vec<usize>, Error> {
-    let shape: Option<Vec<usize>> = line
-        .info
-        .shape
+    let Shape { dimensions, more } = &line.info.shape;
+    if *more > 0 {
+        return Err(Error::TooManyDimensions {
+            name: line.name.clone(),
+            dimensions: dimensions.len() + more,
+            limit: DIMENSION_LIMIT,
+        });
+    }
+    let shape: Option<Vec<usize>> = dimensions
         .iter()
         .map(|&dim| usize::try_from(dim).ok())
         .collect();
@@ -244,7 +329,7 @@ fn dimensions(line: &Line) -> Result<Vec<usize>, Error> {
 fn too_large(line: &Line) -> Error {
     Error::TensorTooLarge {
         name: line.name.clone(),
-        shape: line.info.shape.clone(),
+        shape: line.info.shape.dimensions.clone(),
     }
 }
 
@@ -411,6 +496,37 @@ mod tests {
             parse(&Mapping::from(bytes)),
             Err(Error::Truncated { .. })
         ));
+    }
+
+    #[test]
+    fn more_tensors_or_dimensions_than_any_model_has_are_refused() {
+        let of_dimensions = |count: usize| {
+            let shape = vec!["1"; count].join(",");
+            let info = format!(r#"{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}"#);
+            parse_header(&format!(r#"{{"t":{info}}}"#), 1)
+        };
+        assert!(of_dimensions(8).is_ok());
+        for count in [9, 100_000] {
+            assert!(matches!(
+                of_dimensions(count),
+                Err(Error::TooManyDimensions { name, dimensions, limit: 8 })
+                    if name == "t" && dimensions == count
+            ));
+        }
+        // Of one name, which costs less to write and is not looked at before.
+        let line = r#""t":{"dtype":"U8","shape":[],"data_offsets":[0,0]}"#;
+        let header = format!("{{{}}}", vec![line; TENSOR_LIMIT + 2].join(","));
+        assert!(matches!(
+            parse_header(&header, 0),
+            Err(Error::TooManyTensors { count, limit }) if count == limit + 2
+        ));
+    }
+
+    #[test]
+    fn elements_of_tensors_without_bytes_are_as_many_as_can_be_counted() {
+        let info = r#"{"dtype":"F4","shape":[9223372036854775808],"data_offsets":[0,0]}"#;
+        let tensors = parse_header(&format!(r#"{{"a":{info},"b":{info}}}"#), 0).unwrap();
+        assert_eq!(tensors.by_type()[0].elements, u64::MAX);
     }
 
     #[test]

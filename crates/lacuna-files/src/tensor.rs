@@ -12,6 +12,10 @@ use super::conversion::{Conversion, ConversionError};
 use super::mapping::Mapping;
 use lacuna_kernels::DType;
 
+/// Tensors of a file at most, each of which takes some hundred bytes of memory beside the file's. The largest
+/// published models have some hundred thousand, in many files.
+pub(super) const TENSOR_LIMIT: usize = 1 << 20;
+
 /// Why a model cannot have the tensor it asks for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -265,7 +269,9 @@ impl TypeTotal {
             });
             let total = &mut totals[index];
             total.tensors += 1;
-            total.elements += tensor.shape.iter().map(|&dim| dim as u64).product::<u64>();
+            // One tensor's fit, since parsers check that; those of many without bytes need not.
+            let elements = tensor.shape.iter().map(|&dim| dim as u64).product();
+            total.elements = total.elements.saturating_add(elements);
             total.bytes += tensor.bytes as u64;
         }
         totals.sort_by(|a, b| {

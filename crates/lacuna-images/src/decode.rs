@@ -1,9 +1,11 @@
 //! Files become pixels, if their headers say no more than is allowed.
 
-use std::io::Cursor;
+use std::io::{BufRead, Cursor, Seek};
 
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
+
+use super::{png, webp};
 
 /// What may be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +106,37 @@ impl Format {
             .into_iter()
             .find(|format| format.decoder() == found)
     }
+
+    /// The decoder of a file, which has read the header.
+    fn open(self, file: &[u8], limits: image::Limits) -> Result<Box<dyn ImageDecoder + '_>, Error> {
+        self.check(file)?;
+        let opened = match self {
+            Self::Png => self.decoder_of(png::Needed::new(file), limits),
+            Self::Jpeg | Self::WebP | Self::Gif => self.decoder_of(Cursor::new(file), limits),
+        };
+        opened.map_err(|error| explain(self, error))
+    }
+
+    fn decoder_of<'a>(
+        self,
+        file: impl BufRead + Seek + 'a,
+        limits: image::Limits,
+    ) -> Result<Box<dyn ImageDecoder + 'a>, ImageError> {
+        let mut reader = ImageReader::with_format(file, self.decoder());
+        reader.limits(limits);
+        Ok(Box::new(reader.into_decoder()?))
+    }
+
+    /// Refuses a file that would have its decoder take more memory than the file calls for.
+    fn check(self, file: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::WebP => webp::check(file).map_err(|reason| Error::Damaged {
+                format: self,
+                reason,
+            }),
+            Self::Png | Self::Jpeg | Self::Gif => Ok(()),
+        }
+    }
 }
 
 impl std::fmt::Display for Format {
@@ -132,6 +165,8 @@ impl Header {
     /// Bytes of memory that one pixel takes at most while it is decoded: four channels of 16 bits, then as many of 8
     /// and three more.
     const BYTES_OF_PIXEL: u64 = 16;
+    /// Bytes of a pixel as decoders give it, at most: four channels of 16 bits.
+    const BYTES_OF_DECODED_PIXEL: u64 = 8;
 
     /// Reads the header of `file`, and no pixel.
     ///
@@ -145,8 +180,9 @@ impl Header {
             });
         }
         let format = Format::of(file).ok_or(Error::UnknownFormat)?;
-        let reader = ImageReader::with_format(Cursor::new(file), format.decoder());
-        let (width, height) = reader.into_dimensions().map_err(|it| explain(format, it))?;
+        let mut memory = image::Limits::default();
+        memory.max_alloc = Some(Self::reading_bytes(file));
+        let (width, height) = format.open(file, memory)?.dimensions();
         Self::of(format, [width, height], limits)
     }
 
@@ -173,11 +209,24 @@ impl Header {
         }
     }
 
+    /// Bytes of memory that reading the header of `file` takes at most. What is said about a PNG's camera is kept, in
+    /// room that doubles until it fits.
+    const fn reading_bytes(file: &[u8]) -> u64 {
+        3 * file.len() as u64 + (1 << 20)
+    }
+
     /// Bytes of memory that decoding takes at most.
     #[must_use]
     pub const fn decoding_bytes(&self) -> u64 {
         // Decoders have some tables and rows of their own.
         self.width as u64 * self.height as u64 * Self::BYTES_OF_PIXEL + (1 << 20)
+    }
+
+    /// Bytes that a decoder may take beside the decoded pixels. What they become afterwards is made when the decoder
+    /// is gone.
+    const fn beside_pixels(&self) -> u64 {
+        let pixels = self.width as u64 * self.height as u64;
+        self.decoding_bytes() - pixels * Self::BYTES_OF_DECODED_PIXEL
     }
 
     /// Bytes of memory that making a picture of at most so many pixels of a side of the file takes at most.
@@ -197,13 +246,11 @@ impl Header {
     /// [`Error::Damaged`] and [`Error::Undecodable`].
     pub fn decode(&self, file: &[u8]) -> Result<Image, Error> {
         let wrong = |error| explain(self.format, error);
-        let mut reader = ImageReader::with_format(Cursor::new(file), self.format.decoder());
         let mut limits = image::Limits::default();
-        limits.max_alloc = Some(self.decoding_bytes());
+        limits.max_alloc = Some(self.beside_pixels());
         limits.max_image_width = Some(self.width);
         limits.max_image_height = Some(self.height);
-        reader.limits(limits);
-        let mut decoder = reader.into_decoder().map_err(wrong)?;
+        let mut decoder = self.format.open(file, limits)?;
         // One that cannot be read is as good as none.
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let mut decoded = DynamicImage::from_decoder(decoder).map_err(wrong)?;

@@ -21,8 +21,10 @@
 
 mod decode;
 mod picture;
+mod png;
 mod resize;
 mod tiles;
+mod webp;
 
 pub use decode::{Error, Format, Header, Image, Limits};
 pub use picture::{FIRST_TOKEN, Name, Picture, pictures_in};

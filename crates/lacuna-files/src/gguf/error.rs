@@ -53,6 +53,16 @@ pub enum Error {
         /// The most that could fit in the remaining bytes.
         limit: u64,
     },
+    /// More tensors than any model has.
+    #[error(
+        "the file lists {count} tensors, and at most {limit} are read; split the model into several files"
+    )]
+    TooManyTensors {
+        /// The number in the file.
+        count: usize,
+        /// The most that are read.
+        limit: usize,
+    },
     /// A key or tensor name that is empty, too long, or not UTF-8.
     #[error(
         "the file is damaged: the {what} at byte {offset} is empty, over {limit} bytes, or not UTF-8"

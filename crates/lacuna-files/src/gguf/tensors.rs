@@ -7,7 +7,7 @@ use super::cursor::Cursor;
 use super::error::Error;
 use super::types::ElementType;
 use crate::mapping::Mapping;
-use crate::tensor::{Contents, Entry, Storage, Tensors};
+use crate::tensor::{Contents, Entry, Storage, TENSOR_LIMIT, Tensors};
 
 /// The most dimensions a ggml tensor has.
 const DIMENSION_LIMIT: usize = 4;
@@ -37,6 +37,12 @@ pub(super) fn parse(
     alignment: u32,
 ) -> Result<Tensors, Error> {
     let count = cursor.check_count(count, LEAST_ENTRY_BYTES, "tensors")?;
+    if count > TENSOR_LIMIT {
+        return Err(Error::TooManyTensors {
+            count,
+            limit: TENSOR_LIMIT,
+        });
+    }
     let mut lines = Vec::new();
     lines.try_reserve_exact(count)?;
     for _ in 0..count {

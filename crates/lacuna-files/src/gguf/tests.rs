@@ -326,6 +326,16 @@ fn foreign_files_are_told_apart() {
 }
 
 #[test]
+fn more_tensors_than_any_model_has_are_refused() {
+    let count = tensor::TENSOR_LIMIT + 1;
+    let parsed = parse(Raw::new(count as u64, 0).data(count * 25).0);
+    assert!(matches!(
+        parsed,
+        Err(Error::TooManyTensors { count, limit }) if count == limit + 1
+    ));
+}
+
+#[test]
 fn counts_in_the_billions_allocate_nothing() {
     let tensors = parse(Raw::new(4_000_000_000, 0).data(64).0);
     assert!(matches!(

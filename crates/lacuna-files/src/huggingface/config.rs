@@ -47,10 +47,10 @@ impl Config {
         Self::new(path, whole)
     }
 
-    fn new(path: &Path, whole: Map<String, Value>) -> Result<Self, Error> {
-        let classes = whole.get("architectures").and_then(Value::as_array);
+    fn new(path: &Path, mut map: Map<String, Value>) -> Result<Self, Error> {
+        let classes = map.get("architectures").and_then(Value::as_array);
         let class = classes.and_then(|classes| classes.first());
-        let class = class.or_else(|| whole.get("model_type"));
+        let class = class.or_else(|| map.get("model_type"));
         let Some(class) = class.and_then(Value::as_str) else {
             return Err(Error::Config {
                 path: path.to_owned(),
@@ -61,16 +61,11 @@ impl Config {
         };
         let class = class.to_owned();
         let mut fields = TEXT_FIELDS.into_iter();
-        let text = fields.find_map(|field| whole.get(field)?.as_object());
-        let map = match text {
-            None => whole,
-            Some(text) => {
-                // What is said around it holds for it too, unless it says otherwise.
-                let mut map = whole.clone();
-                map.extend(text.clone());
-                map
-            }
-        };
+        let text = fields.find(|field| map.get(*field).is_some_and(Value::is_object));
+        if let Some(Value::Object(text)) = text.and_then(|field| map.remove(field)) {
+            // What is said around it holds for it too, unless it says otherwise.
+            map.extend(text);
+        }
         Ok(Self {
             path: path.to_owned(),
             class,

@@ -30,9 +30,12 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Which weights are in which of several files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Bytes of `config.json` and the index at most. The index of the largest published models, with
+/// Bytes of the index and of what lies beside it at most. The index of the largest published models, with
 /// hundreds of thousands of tensors, has some 15 MB.
 const MAX_JSON_BYTES: usize = 64 << 20;
+/// Bytes of `config.json` at most, of which a tree is made that takes dozens of times as many. Published ones
+/// that list every quantized layer have some hundred thousand.
+const MAX_CONFIG_BYTES: usize = 4 << 20;
 
 /// Why a Hugging Face folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +70,7 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A JSON file is larger than any that is published.
-    #[error("{}: has {bytes} bytes, more than the {limit} that are read", path.display())]
+    #[error("{}: has {bytes} bytes, more than the {limit} that are read; download it again", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -150,9 +153,9 @@ impl Folder {
     /// Reads and checks the folder's `config.json`.
     ///
     /// # Errors
-    /// [`Error::NoConfig`], [`Error::Json`] or [`Error::Config`].
+    /// [`Error::NoConfig`], [`Error::TooLarge`], [`Error::Json`] or [`Error::Config`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let Some(bytes) = json_file_in(path, CONFIG_FILE)? else {
+        let Some(bytes) = json_file_in(path, CONFIG_FILE, MAX_CONFIG_BYTES)? else {
             return Err(Error::NoConfig {
                 path: path.to_owned(),
                 gguf: gguf_files(path),
@@ -307,7 +310,7 @@ fn file_in(folder: &Path, name: &str) -> Result<Option<Mapping>, Error> {
 }
 
 fn json_in<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, Error> {
-    let Some(bytes) = json_file_in(folder, name)? else {
+    let Some(bytes) = json_file_in(folder, name, MAX_JSON_BYTES)? else {
         return Ok(None);
     };
     let parsed = serde_json::from_slice(&bytes);
@@ -318,13 +321,13 @@ fn json_in<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, 
 }
 
 /// The bytes of a JSON file, if there is one and it is not too large to be read.
-fn json_file_in(folder: &Path, name: &str) -> Result<Option<Mapping>, Error> {
+fn json_file_in(folder: &Path, name: &str, limit: usize) -> Result<Option<Mapping>, Error> {
     let bytes = file_in(folder, name)?;
     match bytes.as_ref().map(|bytes| bytes.len()) {
-        Some(bytes) if bytes > MAX_JSON_BYTES => Err(Error::TooLarge {
+        Some(bytes) if bytes > limit => Err(Error::TooLarge {
             path: folder.join(name),
             bytes,
-            limit: MAX_JSON_BYTES,
+            limit,
         }),
         _ => Ok(bytes),
     }

@@ -51,6 +51,23 @@ fn a_wrapper_around_a_model_of_language_is_read_through() {
     assert_eq!(config.class(), "Gemma3ForConditionalGeneration");
     assert_eq!(config.map()["hidden_size"], 32);
     assert_eq!(config.map()["tie_word_embeddings"], true);
+    // It is moved and not copied.
+    assert!(config.map().get("text_config").is_none());
+}
+
+#[test]
+fn a_description_that_is_larger_than_any_is_not_read() {
+    let padded = |bytes: usize| {
+        let said = r#"{"model_type": "llama"}"#;
+        let folder = folder(&(said.to_owned() + &" ".repeat(bytes - said.len())), &[]);
+        Folder::open(folder.path())
+    };
+    assert!(padded(MAX_CONFIG_BYTES).is_ok());
+    let refused = padded(MAX_CONFIG_BYTES + 1).unwrap_err();
+    assert!(
+        matches!(refused, Error::TooLarge { bytes, limit, .. } if (bytes, limit) == (4_194_305, 4_194_304)),
+        "{refused}"
+    );
 }
 
 #[test]

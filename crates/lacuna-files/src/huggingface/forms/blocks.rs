@@ -176,6 +176,20 @@ impl<L: Levels> Grouped<L> {
         ConversionError::ScaleTooLarge { part, row }
     }
 
+    /// A column that is said to be of a group that there is not.
+    fn no_group(&self, column: usize, group: usize, groups: usize) -> ConversionError {
+        let part = match &self.order {
+            Order::Consecutive(None) => self.scales.part.name(),
+            Order::Consecutive(Some(words)) | Order::Listed(words) => words.0.name(),
+        };
+        ConversionError::Group {
+            part: part.to_owned(),
+            column,
+            found: group as i32,
+            expected: format!("one of 0 to {}", groups.saturating_sub(1)),
+        }
+    }
+
     /// What a row's numbers are worth.
     fn values(&self, row: usize, levels: &[u8]) -> Result<Vec<f32>, ConversionError> {
         let groups = self.columns.div_ceil(self.group);
@@ -193,12 +207,14 @@ impl<L: Levels> Grouped<L> {
                 Order::Consecutive(_) => column / self.group,
                 Order::Listed(words) => words.get(column) as usize,
             };
-            match groups[group] {
-                (scale, Zero::Level(zero)) => scale * (i32::from(level) - zero) as f32,
-                (scale, Zero::Bias(bias)) => scale * f32::from(level) + bias,
+            // Checked before, but a file that is mapped may have been written again since.
+            match groups.get(group) {
+                Some((scale, Zero::Level(zero))) => Ok(scale * (i32::from(level) - zero) as f32),
+                Some((scale, Zero::Bias(bias))) => Ok(scale * f32::from(level) + bias),
+                None => Err(self.no_group(column, group, groups.len())),
             }
         };
-        Ok(levels.iter().enumerate().map(value).collect())
+        levels.iter().enumerate().map(value).collect()
     }
 
     /// Writes blocks that hold the same numbers.

@@ -182,7 +182,8 @@ fn made(
     let order = table.take(&format!("{module}.weight_g_idx"));
     let scale_columns = match *scales.shape() {
         [] | [1] => 0,
-        [of_rows, groups] if of_rows == rows => groups,
+        // None at all would be taken for one for all rows.
+        [of_rows, groups] if of_rows == rows && groups > 0 => groups,
         _ => return Err(scales.misshapen(format!("[{rows}, groups]"))),
     };
     let group = super::group_of(columns, scale_columns.max(1), None, &scales)?;
@@ -246,7 +247,11 @@ enum Zeros {
     /// Down the rows.
     Packed { zeros: Words, bits: usize },
     /// Signed.
-    Bytes(Part),
+    Bytes {
+        zeros: Part,
+        /// Of a row; 0 where there is one for all rows.
+        columns: usize,
+    },
 }
 
 impl Zeros {
@@ -255,8 +260,12 @@ impl Zeros {
         if zeros.type_name() == "i8" {
             // One for all rows, as with scales.
             return match zeros.shape().iter().product::<usize>() == 1 {
-                true => Ok(Self::Bytes(zeros)),
-                false => zeros.shaped(&[rows, groups]).map(Self::Bytes),
+                true => Ok(Self::Bytes { zeros, columns: 0 }),
+                // Rows may have their own, also where they have one scale together.
+                false => Ok(Self::Bytes {
+                    zeros: zeros.shaped(&[rows, groups])?,
+                    columns: groups,
+                }),
             };
         }
         let zeros = zeros.shaped(&[rows.div_ceil(32 / bits), groups])?.words()?;
@@ -297,7 +306,6 @@ impl Levels for Stored {
     }
 
     fn zero(&self, row: usize, group: usize) -> Zero {
-        let at = row * self.scale_columns + group;
         Zero::Level(match &self.zeros {
             None => 1 << (self.numbers.bits() - 1),
             Some(Zeros::Packed { zeros, bits }) => {
@@ -305,9 +313,14 @@ impl Levels for Stored {
                 let word = zeros.get(row / each * self.scale_columns.max(1) + group);
                 (word >> (bits * (row % each))) as i32 & i32::from(mask(*bits))
             }
-            Some(Zeros::Bytes(bytes)) => {
-                let bytes = bytes.bytes();
-                i32::from(bytes[at.min(bytes.len() - 1)] ^ 0x80)
+            Some(Zeros::Bytes { zeros, columns }) => {
+                // The only one is that of every group, too.
+                let at = if *columns == 0 {
+                    0
+                } else {
+                    row * columns + group
+                };
+                i32::from(zeros.bytes()[at] ^ 0x80)
             }
         })
     }

@@ -60,10 +60,11 @@ fn matrix(
     let scales = part("scales")?;
     let ([words, rows], [groups, of_rows]) = (levels.0.matrix()?, scales.matrix()?);
     let [zero_groups, zero_words] = zeros.0.matrix()?;
-    let bits = match [4, 8]
-        .into_iter()
-        .find(|bits| zero_words * 32 == rows * bits)
-    {
+    let bits = match [4, 8].into_iter().find(|bits| {
+        zero_words
+            .checked_mul(32)
+            .is_some_and(|all| Some(all) == rows.checked_mul(*bits))
+    }) {
         Some(bits) if of_rows == rows && zero_groups == groups => bits,
         _ => {
             let [four, eight] = [rows / 8, rows / 4];
@@ -144,7 +145,8 @@ impl Levels for Packed {
     fn zero(&self, row: usize, group: usize) -> Zero {
         let each = 32 / self.bits;
         let word = self.zeros.get(group * (self.rows / each) + row / each);
-        let zero = (word >> (self.bits * (row % each))) as i32 + self.more;
+        // All of the word is here still, and it may be the largest number.
+        let zero = ((word >> (self.bits * (row % each))) as i32).wrapping_add(self.more);
         // One less than 0 was stored as the largest number.
         Zero::Level(zero & i32::from(mask(self.bits)))
     }

@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
+use super::blocks::{Grouped, Levels, Order, Target, Zero};
 use super::*;
+use crate::conversion::ConversionError;
 use crate::mapping::Mapping;
 use crate::safetensors;
 use crate::tensor::Error as TensorError;
@@ -11,16 +13,25 @@ use crate::tensor::Error as TensorError;
 type Line<'a> = (&'a str, &'a str, &'a [usize], u8);
 
 fn file(lines: &[Line<'_>]) -> Tensors {
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for (name, dtype, shape, byte) in lines {
-        let size = match *dtype {
+    let filled = lines.iter().map(|&(name, dtype, shape, byte)| {
+        let size = match dtype {
             "I64" => 8,
             "F32" | "I32" | "U32" => 4,
             "F16" | "BF16" => 2,
             _ => 1,
         };
+        let bytes = vec![byte; size * shape.iter().product::<usize>()];
+        (name, dtype, shape, bytes)
+    });
+    file_of(&filled.collect::<Vec<_>>())
+}
+
+/// The same of bytes that are written out.
+fn file_of(lines: &[(&str, &str, &[usize], Vec<u8>)]) -> Tensors {
+    let (mut header, mut data) = (Map::new(), Vec::<u8>::new());
+    for (name, dtype, shape, bytes) in lines {
         let start = data.len();
-        data.resize(start + size * shape.iter().product::<usize>(), *byte);
+        data.extend(bytes);
         let line = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]});
         header.insert((*name).to_owned(), line);
     }
@@ -243,6 +254,19 @@ fn gptq_with_groups_or_zero_points_that_there_cannot_be_is_not_converted() {
 }
 
 #[test]
+fn gptq_with_a_zero_point_before_a_large_one_is_converted() {
+    let zeros = 0x7FFF_FFFFu32.to_le_bytes();
+    let tensors = file_of(&[
+        ("x.qweight", "I32", &[8, 8], vec![0x99; 256]),
+        ("x.qzeros", "I32", &[2, 1], [zeros, zeros].concat()),
+        ("x.scales", "F16", &[2, 8], vec![0x22; 32]),
+    ]);
+    let gptq = with("gptq", &json!({"group_size": 32}));
+    let tensors = super::read(gptq.as_object().unwrap(), &tensors).unwrap();
+    assert!(tensors.require("x.weight").is_ok());
+}
+
+#[test]
 fn awq_needs_all_its_parts_in_shapes_that_go_together() {
     let lines: [Line<'_>; 3] = [
         ("x.qweight", "I32", &[64, 1], 0x12),
@@ -345,10 +369,36 @@ fn packed_numbers_need_a_shape_that_is_theirs() {
     ];
     let message = refusal(&with("compressed-tensors", &asymmetric), &bytes);
     names_all(&message, &["x.weight_zero_point", "x.weight"]);
-    for shape in [&[4, 3][..], &[3, 1], &[4]] {
+    for shape in [&[4, 3][..], &[3, 1], &[4], &[4, 0]] {
         let scale = ("x.weight_scale", "F32", shape, 0);
         let message = refusal(&config, &instead(&bytes, scale));
         names_all(&message, &["x.weight_scale"]);
+    }
+}
+
+#[test]
+fn each_row_has_its_own_zero_point_also_where_all_have_one_scale() {
+    let weights = ("x.weight", "I8", &[2, 32][..], vec![7; 64]);
+    let scale = ("x.weight_scale", "F32", &[1][..], vec![0, 0, 0x80, 0x3F]);
+    let config = method("compressed-tensors");
+    let read = |shape, zeros| {
+        let zeros = ("x.weight_zero_point", "I8", shape, zeros);
+        let tensors = file_of(&[weights.clone(), scale.clone(), zeros]);
+        let tensors = super::read(config.as_object().unwrap(), &tensors).unwrap();
+        let made = tensors.require("x.weight").unwrap();
+        assert_eq!((made.dtype(), made.shape()), (DType::Q8_0, &[2, 32][..]));
+        // A row is one block, whose largest weight is 127 steps.
+        let rows = made.bytes().as_chunks::<34>().0.iter();
+        let worth = |row: &[u8; 34]| {
+            let step = half::f16::from_le_bytes([row[0], row[1]]).to_f32();
+            (step * f32::from(row[2] as i8)).round()
+        };
+        rows.map(worth).collect::<Vec<_>>()
+    };
+    assert_eq!(read(&[2, 1][..], vec![5, 3]), [2.0, 4.0]);
+    assert_eq!(read(&[2, 1], vec![5, -3i8 as u8]), [2.0, 10.0]);
+    for shape in [&[1][..], &[1, 1]] {
+        assert_eq!(read(shape, vec![5]), [2.0, 2.0]);
     }
 }
 
@@ -464,6 +514,13 @@ fn sizes_that_overflow_are_refused_or_empty() {
                 .bytes()
                 .is_empty()
     );
+    let rows = 1usize << 61;
+    let gptq: [Line<'_>; 3] = [
+        ("x.qweight", "I32", &[0, rows], 0),
+        ("x.qzeros", "I32", &[0, rows / 4], 0),
+        ("x.scales", "F16", &[0, rows], 0),
+    ];
+    names_all(&refusal(&method("gptq"), &gptq), &["x.qzeros"]);
     let experts: [Line<'_>; 2] = [
         ("a.gate_up_proj_blocks", "U8", &[0, 2, endless, 16], 0),
         ("a.gate_up_proj_scales", "U8", &[0, 2, endless], 0),
@@ -549,4 +606,62 @@ fn experts_of_a_mixture_are_turned_round_unless_they_have_been() {
     names_all(&message, &[both, "[2, 6]"]);
     let message = refusal(&config, &[(down, "I32", &[4, 3, 2], 0)]);
     names_all(&message, &[down, "bf16"]);
+}
+
+/// A matrix whose numbers are all 0.
+#[derive(Debug)]
+struct Zeros;
+
+impl Levels for Zeros {
+    fn row(&self, _: usize, _: &mut [u8]) {}
+
+    fn zero(&self, _: usize, _: usize) -> Zero {
+        Zero::Level(0)
+    }
+
+    fn scale(&self, _: usize, _: usize) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_group_that_came_to_be_wrong_after_it_was_checked_is_an_error() {
+    let tensors = file(&[("s", "F32", &[1], 0), ("g", "I32", &[32], 1)]);
+    let part = |name| Part::new(tensors.find(name).unwrap());
+    let grouped = Grouped {
+        levels: Zeros,
+        scales: part("s").floats().unwrap(),
+        columns: 32,
+        group: 32,
+        order: Order::Listed(part("g").words().unwrap()),
+        target: Target::Rounded,
+        zeros: "z".to_owned(),
+    };
+    let wrong = ConversionError::Group {
+        part: "g".to_owned(),
+        column: 0,
+        found: 0x0101_0101,
+        expected: "one of 0 to 0".to_owned(),
+    };
+    // As its check would say, which is left out here.
+    assert_eq!(grouped.write(0, &mut [0; 34]), Err(wrong.clone()));
+    assert_eq!(grouped.check(), Err(wrong));
+}
+
+/// Rows that cannot be made.
+#[derive(Debug)]
+struct Broken;
+
+impl Rows for Broken {
+    fn write(&self, row: usize, _: &mut [u8]) -> Result<(), ConversionError> {
+        panic!("row {row} is broken on purpose")
+    }
+}
+
+#[test]
+fn a_panic_in_a_conversion_is_an_error() {
+    // Rows enough for all threads that there are.
+    let conversion = Conversion::new("none", 64, 1 << 20, Box::new(Broken)).unwrap();
+    assert_eq!(conversion.convert().unwrap_err(), ConversionError::Broken);
+    assert_eq!(conversion.convert().unwrap_err(), ConversionError::Broken);
 }
