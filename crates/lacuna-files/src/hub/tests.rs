@@ -706,3 +706,30 @@ fn a_model_that_is_being_downloaded_is_not_removed() {
     partial.unlock().unwrap();
     hub.remove(&id("owner/name")).unwrap();
 }
+
+/// Other clients keep packages of other programs beside the weights, in folders of any depth and under names of any bytes.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_removed_by_file_takes_no_other_file_however_deep_or_named() {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    let cache = tempfile::tempdir().unwrap();
+    let hub = Server::start(&[("m.gguf", b"GGUF")]).hub(cache.path());
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    let root = cache.path().join("models--owner--name");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    let weights = snapshot.join("coreml/m.mlpackage/Data/com.apple.CoreML/weights");
+    let bytes = snapshot.join(std::ffi::OsStr::from_bytes(b"caf\xe9.bin"));
+    std::fs::create_dir_all(&weights).unwrap();
+    for (blob, link) in [("deep", &weights.join("weight.bin")), ("bytes", &bytes)] {
+        std::fs::write(root.join("blobs").join(blob), blob).unwrap();
+        symlink(root.join("blobs").join(blob), link).unwrap();
+    }
+    // A folder that leads back to where it is.
+    symlink(&snapshot, snapshot.join("again")).unwrap();
+    assert_eq!(hub.remove(&id("owner/name:m.gguf")).unwrap(), 4);
+    assert_eq!(std::fs::read(weights.join("weight.bin")).unwrap(), b"deep");
+    assert_eq!(std::fs::read(&bytes).unwrap(), b"bytes");
+    assert!(!root.join("blobs").join(sha256(b"GGUF")).exists());
+}
