@@ -8,6 +8,7 @@ use super::RemoteFile;
 use super::error::Error;
 use super::select::{Choice, TOKENIZER_FILE, choose};
 use crate::huggingface;
+use crate::output::Identity;
 use crate::source::{HubId, is_relative};
 
 /// How deep a repository's folders may nest before files in them are overlooked.
@@ -95,27 +96,18 @@ impl Repository {
         metadata.is_ok_and(|metadata| file.size.is_none_or(|size| metadata.len() == size))
     }
 
-    /// Opens the file that the contents are collected in, and locks it against other processes.
+    /// Opens the file that the contents are collected in, and locks it against other processes. One that
+    /// had it may just have finished: whether the blob is there has to be asked again.
     pub(super) fn partial(&self, file: &RemoteFile) -> Result<Partial, Error> {
         let target = self.blob(file);
         let mut path = target.clone().into_os_string();
         path.push(".incomplete");
         let path = PathBuf::from(path);
         create_parent(&path)?;
-        let opened = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
-        let file = opened.map_err(|source| Error::Cache {
-            path: path.clone(),
-            source,
-        })?;
-        match file.try_lock() {
-            Ok(()) => Ok(Partial { file, path, target }),
-            Err(TryLockError::WouldBlock) => Err(Error::Busy { path }),
-            Err(TryLockError::Error(source)) => Err(Error::Cache { path, source }),
+        loop {
+            if let Some(file) = lock(open_partial(&path)?, &path)? {
+                return Ok(Partial { file, path, target });
+            }
         }
     }
 
@@ -131,6 +123,38 @@ impl Repository {
             _ => link(&self.blob(file), Path::new(&file.path), &file.blob, &path),
         };
         linked.map_err(|source| Error::Cache { path, source })
+    }
+}
+
+pub(super) fn open_partial(path: &Path) -> Result<File, Error> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    opened.map_err(|source| Error::Cache {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Locks a partial file. `None` where `path` no longer leads to it: the process that had the lock has
+/// finished, so this file is a blob by now, which must not be written to.
+pub(super) fn lock(file: File, path: &Path) -> Result<Option<File>, Error> {
+    let failed = |source| Error::Cache {
+        path: path.to_owned(),
+        source,
+    };
+    match file.try_lock() {
+        Ok(()) => {
+            let identity = Identity::of(&file).map_err(failed)?;
+            Ok(identity.is_at(path).then_some(file))
+        }
+        Err(TryLockError::WouldBlock) => Err(Error::Busy {
+            path: path.to_owned(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }
 
@@ -238,6 +262,11 @@ impl Partial {
     pub(super) fn complete(self) -> Result<(), Error> {
         self.file.sync_all().map_err(|source| self.failed(source))?;
         fs::rename(&self.path, &self.target).map_err(|source| self.failed(source))
+    }
+
+    /// Lets go of a file that nothing is to be collected in.
+    pub(super) fn discard(self) -> Result<(), Error> {
+        fs::remove_file(&self.path).map_err(|source| self.failed(source))
     }
 
     fn seek(&mut self, position: u64) -> Result<(), Error> {

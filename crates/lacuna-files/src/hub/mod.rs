@@ -160,9 +160,14 @@ impl Hub {
         };
         if !repository.has_blob(file) {
             let mut partial = repository.partial(file)?;
-            self.client
-                .download(id, &listing.commit, file, &mut partial, progress)?;
-            partial.complete()?;
+            // Another process may have finished it before this one had the lock.
+            if repository.has_blob(file) {
+                partial.discard()?;
+            } else {
+                self.client
+                    .download(id, &listing.commit, file, &mut partial, progress)?;
+                partial.complete()?;
+            }
         }
         repository.link(&listing.commit, file)
     }

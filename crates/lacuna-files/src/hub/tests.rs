@@ -30,6 +30,8 @@ enum Manner {
     Shorter(usize),
     /// Says nothing of lengths, neither in the list nor with the contents, and goes on for ever.
     Undeclared,
+    /// Says nothing of lengths in the list.
+    Unlisted,
     /// Answers everything with this status.
     Status(u16),
 }
@@ -132,7 +134,11 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             stream,
             "200 OK",
             "",
-            listing(&state.files, state.manner != Manner::Undeclared).as_bytes(),
+            listing(
+                &state.files,
+                !matches!(state.manner, Manner::Undeclared | Manner::Unlisted),
+            )
+            .as_bytes(),
             usize::MAX,
         );
     }
@@ -592,6 +598,51 @@ fn two_processes_do_not_write_the_same_file() {
     ));
     drop(other);
     assert!(hub.fetch(&id("owner/name"), &mut ()).is_ok());
+}
+
+/// The second had opened the partial file before the first renamed it, and emptied what was the blob by then.
+#[test]
+fn a_partial_file_that_became_a_blob_is_not_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, blob) = (folder.path().join("0.incomplete"), folder.path().join("0"));
+    let open = || cache::open_partial(&path).unwrap();
+    let second = open();
+    std::fs::rename(&path, &blob).unwrap();
+    assert!(cache::lock(second, &path).unwrap().is_none());
+    // Nor is it where another partial file is there.
+    let second = open();
+    std::fs::rename(&path, &blob).unwrap();
+    let third = open();
+    assert!(cache::lock(second, &path).unwrap().is_none());
+    assert!(cache::lock(third, &path).unwrap().is_some());
+}
+
+#[test]
+fn what_another_has_finished_meanwhile_is_not_downloaded_again() {
+    for _ in 0..20 {
+        let cache = tempfile::tempdir().unwrap();
+        let server = Server::start(&[("m.gguf", b"GGUF")]);
+        server.behave(Manner::Unlisted);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let hub = server.hub(cache.path());
+                    let path = loop {
+                        match hub.fetch(&id("owner/name"), &mut ()) {
+                            Err(Error::Busy { .. }) => std::thread::yield_now(),
+                            fetched => break fetched.unwrap(),
+                        }
+                    };
+                    assert_eq!(std::fs::read(path).unwrap(), b"GGUF");
+                });
+            }
+        });
+        let requests = server.requests();
+        let contents = requests.iter().filter(|line| line.contains("/resolve/"));
+        assert_eq!(contents.count(), 1, "{requests:?}");
+        let blobs = cache.path().join("models--owner--name/blobs");
+        assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
+    }
 }
 
 #[test]
