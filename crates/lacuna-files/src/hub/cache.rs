@@ -14,6 +14,10 @@ use crate::source::{HubId, is_relative};
 /// How deep a repository's folders may nest before files in them are overlooked.
 pub(super) const FOLDER_DEPTH: usize = 4;
 
+/// What ends the name of contents that are still arriving. Other clients append to
+/// `<hash>.incomplete`, whoever has begun it, so that is not ours to continue.
+const PARTIAL_ENDING: &str = ".lacuna.incomplete";
+
 /// The folder of one repository.
 #[derive(Debug)]
 pub(super) struct Repository {
@@ -101,7 +105,7 @@ impl Repository {
     pub(super) fn partial(&self, file: &RemoteFile) -> Result<Partial, Error> {
         let target = self.blob(file);
         let mut path = target.clone().into_os_string();
-        path.push(".incomplete");
+        path.push(PARTIAL_ENDING);
         let path = PathBuf::from(path);
         create_parent(&path)?;
         loop {
@@ -210,7 +214,7 @@ pub(super) fn collect_names(folder: &Path, prefix: &str, depth: usize, names: &m
     }
 }
 
-/// Contents that are still arriving: `<hash>.incomplete`, locked.
+/// Contents that are still arriving: `<hash>.lacuna.incomplete`, locked.
 #[derive(Debug)]
 pub(super) struct Partial {
     file: File,
@@ -258,9 +262,20 @@ impl Partial {
             .map_err(|source| self.failed(source))
     }
 
-    /// Gives the contents their final name, after they have reached the disk.
-    pub(super) fn complete(self) -> Result<(), Error> {
+    /// Gives the contents of `file` their final name, after they have reached the disk. It was the
+    /// `received` bytes that were checked: a file with more or fewer has been written to by another.
+    pub(super) fn complete(mut self, file: &RemoteFile, received: u64) -> Result<(), Error> {
         self.file.sync_all().map_err(|source| self.failed(source))?;
+        let bytes = self.len()?;
+        if bytes != received {
+            self.restart()?;
+            return Err(Error::Corrupt {
+                file: file.path.clone(),
+                reason: format!(
+                    "{received} bytes arrived and the file has {bytes}: another program writes to it"
+                ),
+            });
+        }
         fs::rename(&self.path, &self.target).map_err(|source| self.failed(source))
     }
 

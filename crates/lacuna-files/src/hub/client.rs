@@ -116,8 +116,8 @@ impl Client {
         })
     }
 
-    /// Downloads the rest of a file into `partial`, and checks all of it. No more than the declared
-    /// length is ever written.
+    /// Downloads the rest of a file into `partial`, and checks all of it: returns how many bytes that
+    /// are. No more than the declared length is ever written.
     pub(super) fn download(
         &self,
         id: &HubId,
@@ -125,7 +125,7 @@ impl Client {
         file: &RemoteFile,
         partial: &mut Partial,
         progress: &mut dyn Progress,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let name = escape(&file.path, true);
         let url = format!(
             "{}/{}/resolve/{commit}/{name}",
@@ -298,7 +298,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Checks length and hash; what fails is discarded, since continuing it could not help.
-    fn finish(self) -> Result<(), Error> {
+    fn finish(self) -> Result<u64, Error> {
         let found = hex(self.hash.clone().finish().as_ref());
         let reason = match (self.file.size, &self.file.sha256) {
             (Some(size), _) if size != self.received => {
@@ -307,7 +307,7 @@ impl<'a> Transfer<'a> {
             (_, Some(hash)) if *hash.to_ascii_lowercase() != found => {
                 format!("SHA-256 {found} instead of {hash}")
             }
-            _ => return Ok(()),
+            _ => return Ok(self.received),
         };
         self.partial.restart()?;
         Err(self.corrupt(&reason))

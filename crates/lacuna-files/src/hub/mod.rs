@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! <cache>/models--owner--name/
-//!     blobs/<hash>                contents, complete and verified
-//!     blobs/<hash>.incomplete     a download that will be continued
-//!     snapshots/<commit>/<file>   links to blobs
-//!     refs/<branch>               the commit a branch was at
+//!     blobs/<hash>                      contents, complete and verified
+//!     blobs/<hash>.lacuna.incomplete    a download that will be continued
+//!     snapshots/<commit>/<file>         links to blobs
+//!     refs/<branch>                     the commit a branch was at
 //! ```
 //!
 //! A file appears under its name only after all of it has arrived and its length (and, where the
@@ -164,9 +164,10 @@ impl Hub {
             if repository.has_blob(file) {
                 partial.discard()?;
             } else {
-                self.client
-                    .download(id, &listing.commit, file, &mut partial, progress)?;
-                partial.complete()?;
+                let received =
+                    self.client
+                        .download(id, &listing.commit, file, &mut partial, progress)?;
+                partial.complete(file, received)?;
             }
         }
         repository.link(&listing.commit, file)

@@ -588,8 +588,8 @@ fn two_processes_do_not_write_the_same_file() {
     let server = Server::start(&[("m.gguf", b"GGUF")]);
     let blobs = cache.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
-    let other =
-        std::fs::File::create(blobs.join(format!("{}.incomplete", sha256(b"GGUF")))).unwrap();
+    let other = std::fs::File::create(blobs.join(format!("{}.lacuna.incomplete", sha256(b"GGUF"))))
+        .unwrap();
     other.lock().unwrap();
     let hub = server.hub(cache.path());
     assert!(matches!(
@@ -615,6 +615,43 @@ fn a_partial_file_that_became_a_blob_is_not_written_to() {
     let third = open();
     assert!(cache::lock(second, &path).unwrap().is_none());
     assert!(cache::lock(third, &path).unwrap().is_some());
+}
+
+/// What is checked is what arrived; what becomes the blob is a file.
+#[test]
+fn contents_that_another_program_added_to_are_discarded() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = Repository::new(cache.path(), "owner/name");
+    let file = RemoteFile {
+        path: "m.gguf".to_owned(),
+        size: Some(4),
+        blob: "00ff".to_owned(),
+        sha256: None,
+    };
+    let mut partial = repository.partial(&file).unwrap();
+    partial.append(b"GGUF").unwrap();
+    let blobs = repository.root().join("blobs");
+    let path = blobs.join("00ff.lacuna.incomplete");
+    let mut other = std::fs::OpenOptions::new();
+    let mut other = other.append(true).open(path).unwrap();
+    other.write_all(b"more").unwrap();
+    let refused = partial.complete(&file, 4);
+    assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    assert!(!repository.has_blob(&file));
+    assert_eq!(bytes_below(&blobs), 0);
+}
+
+#[test]
+fn a_partial_file_of_another_client_is_left_to_it() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let blobs = cache.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let theirs = blobs.join(format!("{}.incomplete", sha256(b"GGUF")));
+    std::fs::write(&theirs, "GG").unwrap();
+    let path = server.hub(cache.path()).fetch(&id("owner/name"), &mut ());
+    assert_eq!(std::fs::read(path.unwrap()).unwrap(), b"GGUF");
+    assert_eq!(std::fs::read(&theirs).unwrap(), b"GG");
 }
 
 #[test]
