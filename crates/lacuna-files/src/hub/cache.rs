@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::RemoteFile;
 use super::error::Error;
@@ -14,6 +15,8 @@ use crate::source::{HubId, is_relative};
 /// How deep a repository's folders may nest before files in them are overlooked.
 pub(super) const FOLDER_DEPTH: usize = 4;
 
+/// The folder in a repository's that no other client looks into.
+const OWN_FOLDER: &str = ".lacuna";
 /// What ends the name of contents that are still arriving. Other clients append to
 /// `<hash>.incomplete`, whoever has begun it, so that is not ours to continue.
 const PARTIAL_ENDING: &str = ".lacuna.incomplete";
@@ -86,8 +89,27 @@ impl Repository {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
-        create_parent(&path)?;
-        fs::write(&path, commit).map_err(|source| Error::Cache { path, source })
+        self.put(&path, |made| fs::write(made, commit))
+    }
+
+    /// Makes something elsewhere in the repository and renames it to `path`: whoever looks there
+    /// meanwhile, or makes the same, sees the one before or all of the new one.
+    fn put(&self, path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Error> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("new-{}-{number}", std::process::id());
+        let made = self.root.join(OWN_FOLDER).join(name);
+        create_parent(&made)?;
+        create_parent(path)?;
+        // A process of the same number may have been killed here.
+        fs::remove_file(&made).ok();
+        let put = make(&made).and_then(|()| fs::rename(&made, path));
+        // It is gone already where all went well.
+        fs::remove_file(&made).ok();
+        put.map_err(|source| Error::Cache {
+            path: path.to_owned(),
+            source,
+        })
     }
 
     fn blob(&self, file: &RemoteFile) -> PathBuf {
@@ -118,15 +140,12 @@ impl Repository {
     /// Makes a file's contents appear under its name.
     pub(super) fn link(&self, commit: &str, file: &RemoteFile) -> Result<(), Error> {
         let path = self.snapshot(commit).join(&file.path);
-        create_parent(&path)?;
         if path.exists() {
             return Ok(());
         }
-        let linked = match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(source),
-            _ => link(&self.blob(file), Path::new(&file.path), &file.blob, &path),
-        };
-        linked.map_err(|source| Error::Cache { path, source })
+        self.put(&path, |made| {
+            link(&self.blob(file), Path::new(&file.path), &file.blob, made)
+        })
     }
 }
 
@@ -163,7 +182,7 @@ pub(super) fn lock(file: File, path: &Path) -> Result<Option<File>, Error> {
 }
 
 /// Links relatively, so that the cache can be moved: up to the repository's folder, down to the
-/// blob.
+/// blob, from where `name` is in a snapshot.
 #[cfg(unix)]
 fn link(_contents: &Path, name: &Path, blob: &str, link: &Path) -> io::Result<()> {
     let mut target: PathBuf = (0..name.components().count() + 1)

@@ -6,6 +6,7 @@
 //!     blobs/<hash>.lacuna.incomplete    a download that will be continued
 //!     snapshots/<commit>/<file>         links to blobs
 //!     refs/<branch>                     the commit a branch was at
+//!     .lacuna/                          what is being made, to be renamed to its place
 //! ```
 //!
 //! A file appears under its name only after all of it has arrived and its length (and, where the

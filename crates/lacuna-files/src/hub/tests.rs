@@ -617,6 +617,40 @@ fn a_partial_file_that_became_a_blob_is_not_written_to() {
     assert!(cache::lock(third, &path).unwrap().is_some());
 }
 
+/// Both used to be made in place: links were there already for the second, and a branch was empty for a moment.
+#[test]
+fn links_and_branches_are_made_by_several_processes_at_once() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = Repository::new(cache.path(), "owner/name");
+    let file = RemoteFile {
+        path: "sub/m.gguf".to_owned(),
+        size: Some(4),
+        blob: "00ff".to_owned(),
+        sha256: None,
+    };
+    let mut partial = repository.partial(&file).unwrap();
+    partial.append(b"GGUF").unwrap();
+    partial.complete(&file, 4).unwrap();
+    repository.set_reference("main", COMMIT).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for number in 0..200 {
+                    repository.set_reference("main", COMMIT).unwrap();
+                    let branch = repository.root().join("refs/main");
+                    assert_eq!(std::fs::read_to_string(branch).unwrap(), COMMIT);
+                    let commit = format!("{COMMIT}{number}");
+                    repository.link(&commit, &file).unwrap();
+                    let link = repository.snapshot(&commit).join("sub/m.gguf");
+                    assert_eq!(std::fs::read(link).unwrap(), b"GGUF");
+                }
+            });
+        }
+    });
+    let own = std::fs::read_dir(repository.root().join(".lacuna"));
+    assert_eq!(own.unwrap().count(), 0);
+}
+
 /// What is checked is what arrived; what becomes the blob is a file.
 #[test]
 fn contents_that_another_program_added_to_are_discarded() {
