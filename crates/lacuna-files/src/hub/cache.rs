@@ -1,5 +1,6 @@
 //! One repository's folder in the cache: what is there, and how files come to be there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
@@ -7,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::RemoteFile;
 use super::error::Error;
-use super::select::{Choice, TOKENIZER_FILE, choose};
+use super::held::files_of;
+use super::select::{Choice, choose};
 use crate::huggingface;
 use crate::output::Identity;
 use crate::source::{HubId, is_relative};
@@ -31,9 +33,15 @@ pub(super) struct Repository {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) path: PathBuf,
-    /// Whether everything a model needs is there, rather than just its weights.
+    /// Of its snapshot.
+    pub(super) commit: String,
+    /// Whether all that the hub has of it is there, as long as it was: another client may have left
+    /// out what it had no use for, such as how an encoder pools.
     pub(super) complete: bool,
 }
+
+/// What was fetched here of a commit: bytes by name.
+pub(super) type Mark = BTreeMap<String, u64>;
 
 impl Repository {
     pub(super) fn new(cache: &Path, repository: &str) -> Self {
@@ -63,14 +71,50 @@ impl Repository {
         let Ok(choice) = choose(&names, id) else {
             return Ok(None);
         };
-        let complete = match &choice {
-            Choice::Gguf { .. } => true,
-            Choice::Folder { files, .. } => files.iter().any(|file| file == TOKENIZER_FILE),
+        if matches!(choice, Choice::Folder { indexed: true, .. }) && !has_indexed(&snapshot) {
+            return Ok(None);
+        }
+        let (path, commit) = (choice.entry(&snapshot), commit_of(&snapshot));
+        let complete = self.fetched(id, &snapshot).as_ref() == Some(&path);
+        Ok(Some(Found {
+            path,
+            commit,
+            complete,
+        }))
+    }
+
+    /// What to open of the model that was fetched here, if it still is as it was then.
+    fn fetched(&self, id: &HubId, snapshot: &Path) -> Option<PathBuf> {
+        let mark = self.mark(&commit_of(snapshot));
+        let names: Vec<&str> = mark.keys().map(String::as_str).collect();
+        let choice = choose(&names, id).ok()?;
+        let as_it_was = |name: &String| {
+            let bytes = mark.get(name);
+            bytes.is_some() && bytes.copied() == length(&snapshot.join(name))
         };
-        let path = choice.entry(&snapshot);
-        let present =
-            !matches!(choice, Choice::Folder { indexed: true, .. }) || has_indexed(&snapshot);
-        Ok(present.then_some(Found { path, complete }))
+        files_of(&choice, snapshot)
+            .iter()
+            .all(as_it_was)
+            .then(|| choice.entry(snapshot))
+    }
+
+    /// What was fetched here of a commit; nothing where nobody noted it.
+    pub(super) fn mark(&self, commit: &str) -> Mark {
+        let text = fs::read_to_string(self.root.join(OWN_FOLDER).join(commit));
+        let entry = |line: &str| {
+            let (bytes, name) = line.split_once(' ')?;
+            Some((name.to_owned(), bytes.parse().ok()?))
+        };
+        text.unwrap_or_default().lines().filter_map(entry).collect()
+    }
+
+    /// Notes what was fetched here of a commit: a line for each file, its bytes and its name, in which
+    /// [`is_relative`] allows no line to end.
+    pub(super) fn set_mark(&self, commit: &str, mark: &Mark) -> Result<(), Error> {
+        let lines = mark.iter().map(|(name, bytes)| format!("{bytes} {name}\n"));
+        let text: String = lines.collect();
+        let path = self.root.join(OWN_FOLDER).join(commit);
+        self.put(&path, |made| fs::write(made, text))
     }
 
     /// The snapshot of a branch, a tag or a commit.
@@ -122,6 +166,13 @@ impl Repository {
         metadata.is_ok_and(|metadata| file.size.is_none_or(|size| metadata.len() == size))
     }
 
+    /// Whether a file is there under its name, all of it: where there are no links it may be there
+    /// without a blob.
+    pub(super) fn has_file(&self, commit: &str, file: &RemoteFile) -> bool {
+        let bytes = length(&self.snapshot(commit).join(&file.path));
+        bytes.is_some_and(|bytes| file.size.is_none_or(|size| bytes == size))
+    }
+
     /// Opens the file that the contents are collected in, and locks it against other processes. One that
     /// had it may just have finished: whether the blob is there has to be asked again.
     pub(super) fn partial(&self, file: &RemoteFile) -> Result<Partial, Error> {
@@ -140,7 +191,8 @@ impl Repository {
     /// Makes a file's contents appear under its name.
     pub(super) fn link(&self, commit: &str, file: &RemoteFile) -> Result<(), Error> {
         let path = self.snapshot(commit).join(&file.path);
-        if path.exists() {
+        let bytes = length(&path);
+        if bytes.is_some() && bytes == length(&self.blob(file)) {
             return Ok(());
         }
         self.put(&path, |made| {
@@ -206,6 +258,20 @@ fn create_parent(path: &Path) -> Result<(), Error> {
         path: parent.to_owned(),
         source,
     })
+}
+
+/// The commit that a snapshot is of.
+pub(super) fn commit_of(snapshot: &Path) -> String {
+    let name = snapshot.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// Bytes of the file at a path, or that a link there leads to.
+pub(super) fn length(path: &Path) -> Option<u64> {
+    let metadata = fs::metadata(path).ok();
+    metadata
+        .filter(|metadata| metadata.is_file())
+        .map(|metadata| metadata.len())
 }
 
 fn has_indexed(snapshot: &Path) -> bool {

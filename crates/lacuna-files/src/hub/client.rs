@@ -77,8 +77,8 @@ impl Client {
     }
 
     /// The files of a repository at a revision.
-    pub(super) fn list(&self, id: &HubId) -> Result<Listing, Error> {
-        let revision = escape(id.revision(), false);
+    pub(super) fn list(&self, id: &HubId, revision: &str) -> Result<Listing, Error> {
+        let revision = escape(revision, false);
         let url = format!(
             "{}/api/models/{}/revision/{revision}?blobs=true",
             self.endpoint,

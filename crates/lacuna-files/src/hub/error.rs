@@ -175,6 +175,16 @@ impl Error {
     pub(super) fn is_connection(&self) -> bool {
         matches!(self, Self::Offline { .. } | Self::Unreachable { .. })
     }
+
+    /// Whether the hub did not say what a repository has, so that what the cache has must do: it cannot
+    /// be asked, or fails, or has no more of it for whoever asks.
+    pub(super) fn says_nothing(&self) -> bool {
+        let refused = matches!(
+            self,
+            Self::Refused { .. } | Self::NotFound { .. } | Self::Status { .. }
+        );
+        refused || self.is_connection()
+    }
 }
 
 fn of(expected: Option<u64>) -> String {

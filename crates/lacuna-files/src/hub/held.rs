@@ -5,7 +5,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::cache::{FOLDER_DEPTH, Repository, collect_names};
+use super::cache::{FOLDER_DEPTH, Repository, collect_names, commit_of};
 use super::error::Error;
 use super::select::{Choice, choose, every_choice};
 use crate::huggingface;
@@ -96,7 +96,7 @@ fn models_of(named: &str, snapshot: &Path) -> Vec<HeldModel> {
 }
 
 /// The files of a choice, those that its index names among them.
-fn files_of(choice: &Choice, snapshot: &Path) -> Vec<String> {
+pub(super) fn files_of(choice: &Choice, snapshot: &Path) -> Vec<String> {
     let mut files = choice.files().to_vec();
     if let Choice::Folder { indexed: true, .. } = choice {
         let index = huggingface::index_in(snapshot).ok().flatten();
@@ -142,6 +142,14 @@ pub(super) fn remove(cache: &Path, id: &HubId) -> Result<u64, Error> {
     }
     if kept.is_empty() {
         fs::remove_dir_all(root).map_err(|source| failed(root, source))?;
+        return Ok(freed);
+    }
+    let commit = commit_of(&snapshot);
+    let mut mark = repository.mark(&commit);
+    let marked = mark.len();
+    mark.retain(|name, _| !choice.files().contains(name));
+    if mark.len() < marked {
+        repository.set_mark(&commit, &mark)?;
     }
     Ok(freed)
 }

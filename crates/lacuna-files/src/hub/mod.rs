@@ -6,12 +6,16 @@
 //!     blobs/<hash>.lacuna.incomplete    a download that will be continued
 //!     snapshots/<commit>/<file>         links to blobs
 //!     refs/<branch>                     the commit a branch was at
-//!     .lacuna/                          what is being made, to be renamed to its place
+//!     .lacuna/<commit>                  what was fetched here of it: bytes and names
+//!     .lacuna/new-*                     what is being made, to be renamed to its place
 //! ```
 //!
 //! A file appears under its name only after all of it has arrived and its length (and, where the
 //! hub states one, its SHA-256) is right, so an interrupted download is never taken for a model.
-//! What is in the cache is used without asking the hub; delete the folder to fetch a model anew.
+//! What was fetched here, and is as it was then, is used without asking the hub. Of what another
+//! client left, or what has lost bytes since, the hub is asked once what there is at that commit, and
+//! what is missing is fetched; where it does not answer, what is there must do. Delete the folder to
+//! fetch a model anew.
 //!
 //! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that
 //! crate does not compare the length of what it received with what it should be, appends to a
@@ -34,8 +38,9 @@ pub use error::Error;
 pub use held::HeldModel;
 pub use settings::Settings;
 
-use self::cache::Repository;
+use self::cache::{Repository, length};
 use self::client::Client;
+use self::held::files_of;
 use self::select::{Choice, choose};
 use super::huggingface;
 use super::progress::Progress;
@@ -87,8 +92,14 @@ impl Hub {
         {
             return Ok(found.path.clone());
         }
-        match (self.download(&repository, id, progress), cached) {
-            // Better a model whose tokenizer may be missing than none.
+        // What is there is completed rather than replaced by what a branch is at now.
+        let revision = cached.as_ref().map_or(id.revision(), |found| &found.commit);
+        let listing = match (self.list(id, revision), &cached) {
+            // Better a model of which something may be missing than none.
+            (Err(error), Some(found)) if error.says_nothing() => return Ok(found.path.clone()),
+            (listing, _) => listing?,
+        };
+        match (self.download(&repository, id, listing, progress), cached) {
             (Err(error), Some(found)) if error.is_connection() => Ok(found.path),
             (result, _) => result,
         }
@@ -110,19 +121,28 @@ impl Hub {
         held::remove(&self.settings.cache, id)
     }
 
-    fn download(
-        &self,
-        repository: &Repository,
-        id: &HubId,
-        progress: &mut dyn Progress,
-    ) -> Result<PathBuf, Error> {
+    fn list(&self, id: &HubId, revision: &str) -> Result<Listing, Error> {
         if self.settings.offline {
             return Err(Error::Offline {
                 id: id.to_string(),
                 cache: self.settings.cache.clone(),
             });
         }
-        let listing = self.client.list(id)?;
+        self.client.list(id, revision)
+    }
+
+    fn download(
+        &self,
+        repository: &Repository,
+        id: &HubId,
+        mut listing: Listing,
+        progress: &mut dyn Progress,
+    ) -> Result<PathBuf, Error> {
+        let mut mark = repository.mark(&listing.commit);
+        for file in &mut listing.files {
+            // Where the hub does not say it, it is as long as it was.
+            file.size = file.size.or_else(|| mark.get(&file.path).copied());
+        }
         let names: Vec<&str> = listing
             .files
             .iter()
@@ -140,6 +160,12 @@ impl Hub {
                 self.download_file(repository, id, &listing, name, progress)?;
             }
         }
+        for name in files_of(&choice, &snapshot) {
+            if let Some(bytes) = length(&snapshot.join(&name)) {
+                mark.insert(name, bytes);
+            }
+        }
+        repository.set_mark(&listing.commit, &mark)?;
         repository.set_reference(id.revision(), &listing.commit)?;
         Ok(choice.entry(&snapshot))
     }
@@ -159,6 +185,9 @@ impl Hub {
                 choices: Vec::new(),
             });
         };
+        if repository.has_file(&listing.commit, file) {
+            return Ok(());
+        }
         if !repository.has_blob(file) {
             let mut partial = repository.partial(file)?;
             // Another process may have finished it before this one had the lock.

@@ -7,7 +7,7 @@ use crate::huggingface::{CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE};
 use crate::source::HubId;
 
 /// The file a tokenizer is built from.
-pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What is worth having beside the weights, where it exists.
 const COMPANIONS: [&str; 9] = [
     CONFIG_FILE,

@@ -129,7 +129,8 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     if let Manner::Status(status) = state.manner {
         return send(stream, &format!("{status} No"), "", b"", usize::MAX);
     }
-    if target.starts_with("/api/models/owner/name/revision/main") {
+    let revision = target.strip_prefix("/api/models/owner/name/revision/");
+    if revision.is_some_and(|name| name.starts_with("main") || name.starts_with(COMMIT)) {
         return send(
             stream,
             "200 OK",
@@ -854,4 +855,103 @@ fn what_is_removed_by_file_takes_no_other_file_however_deep_or_named() {
     assert_eq!(std::fs::read(weights.join("weight.bin")).unwrap(), b"deep");
     assert_eq!(std::fs::read(&bytes).unwrap(), b"bytes");
     assert!(!root.join("blobs").join(sha256(b"GGUF")).exists());
+}
+
+/// A cache as a client leaves it that fetched what it needs of an encoder, and not how it pools.
+fn cache_of_another_client(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let cache = tempfile::tempdir().unwrap();
+    let root = cache.path().join("models--owner--name");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(root.join("refs")).unwrap();
+    std::fs::write(root.join("refs/main"), COMMIT).unwrap();
+    for (name, contents) in files {
+        std::fs::write(snapshot.join(name), contents).unwrap();
+    }
+    cache
+}
+
+#[test]
+fn what_another_client_left_out_is_fetched_once() {
+    let folder = folder_files();
+    let cache = cache_of_another_client(&folder[1..]);
+    let pooling: [(&str, &[u8]); 2] = [
+        ("modules.json", b"[]"),
+        ("1_Pooling/config.json", b"{ \"a\": 1 }"),
+    ];
+    let server = Server::start(&[&folder[..], &pooling].concat());
+    let hub = server.hub(cache.path());
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    for (name, contents) in pooling {
+        assert_eq!(std::fs::read(path.join(name)).unwrap(), contents);
+    }
+    let requests = server.requests();
+    assert_eq!(
+        requests.len(),
+        3,
+        "the list and what was absent: {requests:?}"
+    );
+    assert!(
+        requests[0].contains(COMMIT),
+        "of what is there: {requests:?}"
+    );
+    assert_eq!(hub.fetch(&id("owner/name"), &mut ()).unwrap(), path);
+    assert!(server.requests().is_empty());
+}
+
+#[test]
+fn what_another_client_left_does_where_the_hub_does_not_answer() {
+    let cache = cache_of_another_client(&folder_files()[1..]);
+    let server = Server::start(&folder_files());
+    let hub = server.hub(cache.path());
+    for status in [401, 404, 500] {
+        server.behave(Manner::Status(status));
+        let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+        assert!(path.ends_with(COMMIT));
+    }
+    server.requests();
+    let offline = Hub::new(Settings {
+        offline: true,
+        ..hub.settings.clone()
+    });
+    assert!(offline.fetch(&id("owner/name"), &mut ()).is_ok());
+    assert!(server.requests().is_empty());
+}
+
+/// It stayed, although the message of whoever opened it said to download it again.
+#[test]
+fn a_file_that_was_cut_short_is_fetched_again() {
+    for manner in [Manner::Proper, Manner::Unlisted] {
+        let cache = tempfile::tempdir().unwrap();
+        let server = Server::start(&[("m.gguf", b"GGUF and more")]);
+        server.behave(manner);
+        let hub = server.hub(cache.path());
+        let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(4).unwrap();
+        drop(file);
+        assert_eq!(hub.fetch(&id("owner/name"), &mut ()).unwrap(), path);
+        assert_eq!(std::fs::read(&path).unwrap(), b"GGUF and more");
+    }
+}
+
+#[test]
+fn what_was_fetched_is_forgotten_with_the_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("a-Q4_0.gguf", b"GGUF"), ("b-Q8_0.gguf", b"GGUF too")]);
+    let hub = server.hub(cache.path());
+    for file in ["a-Q4_0.gguf", "b-Q8_0.gguf"] {
+        hub.fetch(&id(&format!("owner/name:{file}")), &mut ())
+            .unwrap();
+    }
+    hub.remove(&id("owner/name:Q4_0")).unwrap();
+    server.requests();
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert!(path.ends_with("b-Q8_0.gguf"));
+    assert!(
+        server.requests().is_empty(),
+        "the one that is left is whole"
+    );
+    hub.remove(&id("owner/name:Q8_0")).unwrap();
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
 }
