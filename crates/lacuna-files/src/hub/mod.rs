@@ -32,6 +32,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 pub use error::Error;
@@ -149,15 +150,25 @@ impl Hub {
             .map(|file| file.path.as_str())
             .collect();
         let choice = choose(&names, id)?;
+        let files = listing.files.iter();
+        let files: HashMap<&str, &RemoteFile> =
+            files.map(|file| (file.path.as_str(), file)).collect();
+        let mut fetch = |name: &str| match files.get(name) {
+            Some(file) => self.download_file(repository, id, &listing.commit, file, progress),
+            None => Err(Error::NoSuchFile {
+                id: id.to_string(),
+                file: name.to_owned(),
+                choices: Vec::new(),
+            }),
+        };
         for name in choice.files() {
-            self.download_file(repository, id, &listing, name, progress)?;
+            fetch(name)?;
         }
         let snapshot = repository.snapshot(&listing.commit);
         if let Choice::Folder { indexed: true, .. } = choice {
             let index = huggingface::index_in(&snapshot)?;
-            let files = index.iter().flat_map(huggingface::Index::files);
-            for name in files {
-                self.download_file(repository, id, &listing, name, progress)?;
+            for name in index.iter().flat_map(huggingface::Index::files) {
+                fetch(name)?;
             }
         }
         for name in files_of(&choice, &snapshot) {
@@ -174,18 +185,11 @@ impl Hub {
         &self,
         repository: &Repository,
         id: &HubId,
-        listing: &Listing,
-        name: &str,
+        commit: &str,
+        file: &RemoteFile,
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
-        let Some(file) = listing.files.iter().find(|file| file.path == name) else {
-            return Err(Error::NoSuchFile {
-                id: id.to_string(),
-                file: name.to_owned(),
-                choices: Vec::new(),
-            });
-        };
-        if repository.has_file(&listing.commit, file) {
+        if repository.has_file(commit, file) {
             return Ok(());
         }
         if !repository.has_blob(file) {
@@ -194,12 +198,12 @@ impl Hub {
             if repository.has_blob(file) {
                 partial.discard()?;
             } else {
-                let received =
-                    self.client
-                        .download(id, &listing.commit, file, &mut partial, progress)?;
+                let received = self
+                    .client
+                    .download(id, commit, file, &mut partial, progress)?;
                 partial.complete(file, received)?;
             }
         }
-        repository.link(&listing.commit, file)
+        repository.link(commit, file)
     }
 }
