@@ -8,7 +8,7 @@ use ring::digest;
 use serde::Deserialize;
 use ureq::Body;
 use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, StatusCode, header};
+use ureq::http::{Response, StatusCode, Uri, header};
 
 use super::cache::Partial;
 use super::error::Error;
@@ -22,6 +22,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest list of files read.
 const LIST_LIMIT: u64 = 64 << 20;
+/// How often a request is sent on: a hub does so once to a new name, and once to storage.
+const MOST_REDIRECTS: usize = 10;
 /// Bytes read at a time.
 const PIECE: usize = 1 << 18;
 /// The longest file taken when neither the list nor the answer says how long it is. Hubs say it of
@@ -62,8 +64,9 @@ impl Client {
     pub(super) fn new(settings: &Settings) -> Self {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // Contents are redirected to storage, which must not see the token.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // Followed in `call`, which knows who may see the token; ureq compares hosts without ports.
+            .max_redirects(0)
+            .redirect_auth_headers(RedirectAuthHeaders::Never)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(Some(SILENCE_TIMEOUT))
             .timeout_per_read(Some(SILENCE_TIMEOUT))
@@ -149,18 +152,24 @@ impl Client {
 
     /// Requests `url` from byte `start` on; an answer that is not a success is an error.
     fn get(&self, url: &str, id: &HubId, start: u64) -> Result<Response<Body>, Error> {
-        let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if start > 0 {
-            request = request.header(header::RANGE, format!("bytes={start}-"));
-        }
-        let unreachable = |error: ureq::Error| Error::Unreachable {
+        let unreachable = |reason: String| Error::Unreachable {
             url: url.to_owned(),
-            reason: error.to_string(),
+            reason,
         };
-        let response = request.call().map_err(unreachable)?;
+        let mut place = url.to_owned();
+        let mut redirects = 0;
+        let response = loop {
+            let response = self.call(&place, start);
+            let response = response.map_err(|error| unreachable(error.to_string()))?;
+            match redirected(&place, &response) {
+                Some(_) if redirects == MOST_REDIRECTS => {
+                    return Err(unreachable("it redirects again and again".to_owned()));
+                }
+                Some(next) => place = next,
+                None => break response,
+            }
+            redirects += 1;
+        };
         let status = response.status();
         match status.as_u16() {
             200 | 206 => Ok(response),
@@ -178,6 +187,63 @@ impl Client {
             }),
         }
     }
+}
+
+impl Client {
+    /// Requests what is at `place`. The token is for the hub alone: contents are redirected to storage,
+    /// and another port of the same host may be anyone's.
+    fn call(&self, place: &str, start: u64) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(place);
+        let at_hub = origin(place).is_some_and(|asked| Some(asked) == origin(&self.endpoint));
+        if let Some(token) = self.token.as_ref().filter(|_| at_hub) {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header(header::RANGE, format!("bytes={start}-"));
+        }
+        request.call()
+    }
+}
+
+/// Scheme, host and port of a URL.
+fn origin(url: &str) -> Option<(String, String, u16)> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = uri.scheme_str()?.to_ascii_lowercase();
+    let usual = match scheme.as_str() {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    let port = uri.port_u16().unwrap_or(usual);
+    Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+}
+
+/// Where an answer of what is at `place` sends whoever asked.
+fn redirected(place: &str, response: &Response<Body>) -> Option<String> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let target = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    if target.contains("://")
+        && target
+            .parse::<Uri>()
+            .is_ok_and(|uri| uri.scheme().is_some())
+    {
+        return Some(target.to_owned());
+    }
+    // What such a target leaves out is as in the place that it is relative to.
+    let (scheme, rest) = place.split_once("://")?;
+    let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(path);
+    Some(match target.as_bytes() {
+        [b'/', b'/', ..] => format!("{scheme}:{target}"),
+        [b'/', ..] => format!("{scheme}://{authority}{target}"),
+        _ => {
+            let path = path.split(['?', '#']).next().unwrap_or_default();
+            let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            format!("{scheme}://{authority}{folder}/{target}")
+        }
+    })
 }
 
 fn remote_file(sibling: Sibling, commit: &str) -> RemoteFile {
@@ -362,4 +428,40 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_relative_to_the_place_that_was_asked() {
+        let place = "http://user:word@hub:8080/a/b?c=/d";
+        for (target, expected) in [
+            (
+                "https://storage/x?y=http://z",
+                "https://storage/x?y=http://z",
+            ),
+            ("//storage/x", "http://storage/x"),
+            ("/x?y=http://z", "http://user:word@hub:8080/x?y=http://z"),
+            ("x", "http://user:word@hub:8080/a/x"),
+        ] {
+            let response = Response::builder()
+                .status(302)
+                .header(header::LOCATION, target)
+                .body(Body::builder().data(""))
+                .unwrap();
+            assert_eq!(redirected(place, &response).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let same = |a: &str, b: &str| origin(a).is_some() && origin(a) == origin(b);
+        assert!(same("https://Hub/a", "https://user:word@hub:443/b?c"));
+        assert!(!same("https://hub", "http://hub"));
+        assert!(!same("http://hub:1", "http://hub:2"));
+        assert!(!same("http://hub", "http://hub.other"));
+        assert!(!same("http://hub@other", "http://hub"));
+    }
 }

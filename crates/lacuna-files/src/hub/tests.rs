@@ -30,6 +30,8 @@ enum Manner {
     Shorter(usize),
     /// Says nothing of lengths, neither in the list nor with the contents, and goes on for ever.
     Undeclared,
+    /// Sends what is asked of `owner/former` on to `owner/name`.
+    Renamed,
     /// Says nothing of lengths in the list.
     Unlisted,
     /// Answers everything with this status.
@@ -41,6 +43,25 @@ struct State {
     files: HashMap<String, Vec<u8>>,
     manner: Manner,
     requests: Vec<String>,
+}
+
+/// A server that sends all requests on to `target`, and what it was asked: lines of headers.
+fn redirecting(target: &str) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (target, shared) = (target.to_owned(), Arc::clone(&asked));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let path = lines[0].split(' ').nth(1).unwrap_or_default();
+            let location = format!("Location: {target}{path}\r\n");
+            shared.lock().unwrap().extend(lines.iter().cloned());
+            let _ = send(&stream, "307 Elsewhere", &location, b"", usize::MAX);
+        }
+    });
+    (endpoint, asked)
 }
 
 struct Server {
@@ -128,6 +149,10 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     ));
     if let Manner::Status(status) = state.manner {
         return send(stream, &format!("{status} No"), "", b"", usize::MAX);
+    }
+    if state.manner == Manner::Renamed && target.contains("/former/") {
+        let location = format!("Location: {}\r\n", target.replace("/former/", "/name/"));
+        return send(stream, "301 Moved", &location, b"", usize::MAX);
     }
     let revision = target.strip_prefix("/api/models/owner/name/revision/");
     if revision.is_some_and(|name| name.starts_with("main") || name.starts_with(COMMIT)) {
@@ -715,6 +740,56 @@ fn what_another_has_finished_meanwhile_is_not_downloaded_again() {
         let blobs = cache.path().join("models--owner--name/blobs");
         assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
     }
+}
+
+/// Hosts were compared without their ports.
+#[test]
+fn the_token_goes_to_the_hub_and_not_to_another_port_of_its_host() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let (endpoint, asked) = redirecting(&server.endpoint);
+    let hub = Hub::new(Settings {
+        endpoint,
+        cache: cache.path().to_owned(),
+        token: Some("secret".to_owned()),
+        offline: false,
+    });
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    let asked = asked.lock().unwrap().join("\n");
+    assert!(asked.contains("Bearer secret"), "{asked}");
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2);
+    assert!(!requests.concat().contains("secret"), "{requests:?}");
+}
+
+/// As of a repository that has another name now: what is sent on within the hub is asked with the token.
+#[test]
+fn redirects_within_the_hub_are_followed_with_the_token() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    server.behave(Manner::Renamed);
+    let hub = server.hub_with(cache.path(), Some("secret"));
+    let path = hub.fetch(&id("owner/former"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"GGUF");
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4);
+    for request in requests {
+        assert!(request.contains("Bearer secret"), "{request}");
+    }
+}
+
+#[test]
+fn redirects_that_do_not_end_are_an_error() {
+    let cache = tempfile::tempdir().unwrap();
+    let (endpoint, _) = redirecting("");
+    let hub = Hub::new(Settings {
+        endpoint,
+        cache: cache.path().to_owned(),
+        token: None,
+        offline: false,
+    });
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
 #[test]
