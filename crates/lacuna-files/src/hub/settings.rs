@@ -59,14 +59,23 @@ impl Settings {
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             cache: cache.ok_or(Error::NoHome)?,
-            token: text("HF_TOKEN").or_else(|| token_path.as_deref().and_then(read_token)),
+            token: text("HF_TOKEN")
+                .and_then(|token| trimmed(&token))
+                .or_else(|| token_path.as_deref().and_then(read_token)),
             offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
         })
     }
 }
 
 fn read_token(path: &Path) -> Option<String> {
-    let token = std::fs::read_to_string(path).ok()?;
+    std::fs::read_to_string(path)
+        .ok()
+        .as_deref()
+        .and_then(trimmed)
+}
+
+/// A token without the ends of lines that copying brought along; none where nothing else is there.
+fn trimmed(token: &str) -> Option<String> {
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
@@ -121,9 +130,11 @@ mod tests {
             settings(&[("HF_HOME", home)]).unwrap().token.as_deref(),
             Some("from file")
         );
+        let blank = settings(&[("HF_HOME", home), ("HF_TOKEN", " \n")]).unwrap();
+        assert_eq!(blank.token.as_deref(), Some("from file"));
         let other = [
             ("HF_HOME", home),
-            ("HF_TOKEN", "secret"),
+            ("HF_TOKEN", "secret\r\n"),
             ("HF_HUB_OFFLINE", "1"),
         ];
         let other = settings(&[&other[..], &[("HF_ENDPOINT", "http://mirror/")]].concat()).unwrap();
