@@ -144,8 +144,15 @@ impl Client {
         }
         let mut transfer = Transfer::begin(file, partial)?;
         if file.size != Some(transfer.received) || transfer.received == 0 {
-            let response = self.get(&url, id, transfer.received)?;
-            transfer.accept(response, progress)?;
+            let response = match self.get(&url, id, transfer.received) {
+                // What is there is longer than what the server has: it cannot be continued.
+                Err(Error::Status { status: 416, .. }) if transfer.received > 0 => {
+                    transfer.restart()?;
+                    self.get(&url, id, 0)
+                }
+                response => response,
+            };
+            transfer.accept(response?, progress)?;
         }
         transfer.finish()
     }
@@ -304,6 +311,14 @@ impl<'a> Transfer<'a> {
         })
     }
 
+    /// Forgets what is there.
+    fn restart(&mut self) -> Result<(), Error> {
+        self.partial.restart()?;
+        self.received = 0;
+        self.hash = digest::Context::new(&digest::SHA256);
+        Ok(())
+    }
+
     fn accept(
         &mut self,
         response: Response<Body>,
@@ -311,9 +326,7 @@ impl<'a> Transfer<'a> {
     ) -> Result<(), Error> {
         if response.status() != StatusCode::PARTIAL_CONTENT || !continues(&response, self.received)
         {
-            self.partial.restart()?;
-            self.received = 0;
-            self.hash = digest::Context::new(&digest::SHA256);
+            self.restart()?;
         }
         if response.status() == StatusCode::PARTIAL_CONTENT && !continues(&response, self.received)
         {

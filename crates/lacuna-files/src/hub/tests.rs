@@ -32,6 +32,8 @@ enum Manner {
     Undeclared,
     /// Sends what is asked of `owner/former` on to `owner/name`.
     Renamed,
+    /// Has no part of anything: 416 for whoever asks for one.
+    NoParts,
     /// Says nothing of lengths in the list.
     Unlisted,
     /// Answers everything with this status.
@@ -218,6 +220,7 @@ fn send_contents(
             let longer = [contents, &vec![b'!'; more]].concat();
             send(stream, "200 OK", "", &longer, cut)
         }
+        Manner::NoParts if start > 0 => send(stream, "416 No", "", b"", cut),
         Manner::Shorter(bytes) => send(stream, "200 OK", "", &contents[..bytes], cut),
         _ if start > 0 => {
             let range = format!(
@@ -406,6 +409,19 @@ fn a_server_that_starts_over_is_followed() {
     server.behave(Manner::CutAfter(4));
     hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
     server.behave(Manner::IgnoreRange);
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+/// It was refused every time, until somebody removed the partial file.
+#[test]
+fn a_part_that_the_server_does_not_have_is_asked_for_as_a_whole() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    server.behave(Manner::NoParts);
     let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
     assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
 }
