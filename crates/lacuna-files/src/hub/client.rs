@@ -333,7 +333,8 @@ impl<'a> Transfer<'a> {
             return Err(self.corrupt("the server sent another part than was asked for"));
         }
         let body = response.into_body();
-        let announced = body.content_length().map(|rest| self.received + rest);
+        let rest = body.content_length();
+        let announced = rest.map(|rest| self.received.saturating_add(rest));
         let total = self.file.size.or(announced);
         if let (Some(total), Some(announced)) = (total, announced)
             && announced > total

@@ -32,6 +32,8 @@ enum Manner {
     Undeclared,
     /// Sends what is asked of `owner/former` on to `owner/name`.
     Renamed,
+    /// Announces that so many bytes follow a part, and sends nothing.
+    Announced(u64),
     /// Has no part of anything: 416 for whoever asks for one.
     NoParts,
     /// Says nothing of lengths in the list.
@@ -219,6 +221,14 @@ fn send_contents(
         Manner::Longer(more) => {
             let longer = [contents, &vec![b'!'; more]].concat();
             send(stream, "200 OK", "", &longer, cut)
+        }
+        Manner::Announced(rest) => {
+            let mut stream = stream;
+            write!(
+                stream,
+                "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {start}-{rest}/*\r\n\
+                 Content-Length: {rest}\r\nConnection: close\r\n\r\n"
+            )
         }
         Manner::NoParts if start > 0 => send(stream, "416 No", "", b"", cut),
         Manner::Shorter(bytes) => send(stream, "200 OK", "", &contents[..bytes], cut),
@@ -411,6 +421,18 @@ fn a_server_that_starts_over_is_followed() {
     server.behave(Manner::IgnoreRange);
     let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
     assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+#[test]
+fn a_length_beyond_all_numbers_is_too_long() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    server.behave(Manner::Announced(u64::MAX));
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
 }
 
 /// It was refused every time, until somebody removed the partial file.
