@@ -38,6 +38,10 @@ pub(super) fn held(cache: &Path) -> Vec<HeldModel> {
             continue;
         };
         let repository = format!("{owner}/{name}");
+        // What no name opens is no model of the list.
+        if repository.parse::<HubId>().is_err() {
+            continue;
+        }
         for (revision, snapshot) in snapshots(&entry.path()) {
             let named = match revision.as_str() {
                 "main" => repository.clone(),
