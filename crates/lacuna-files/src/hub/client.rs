@@ -1,6 +1,6 @@
 //! Requests to a hub: the list of a repository's files, and their contents.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::Read;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use ureq::http::{Response, StatusCode, Uri, header};
 
 use super::cache::Partial;
 use super::error::Error;
-use super::settings::Settings;
+use super::settings::{Settings, without_user};
 use super::{Listing, RemoteFile};
 use crate::progress::Progress;
 use crate::source::{HubId, is_relative};
@@ -30,11 +30,17 @@ const PIECE: usize = 1 << 18;
 /// weights; what is left are configurations and tokenizers, of which the largest have tens of MB.
 const UNDECLARED_LIMIT: u64 = 64 << 20;
 
-#[derive(Debug)]
 pub(super) struct Client {
     agent: ureq::Agent,
     endpoint: String,
     token: Option<String>,
+}
+
+/// Neither the token nor the user that an address may name; [`Settings`] show the rest.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
 }
 
 /// The hub's answer about a repository.
@@ -88,6 +94,7 @@ impl Client {
             id.repository()
         );
         let response = self.get(&url, id, 0)?;
+        let url = without_user(&url);
         let bad = |reason: String| Error::BadAnswer {
             url: url.clone(),
             reason,
@@ -159,15 +166,19 @@ impl Client {
 
     /// Requests `url` from byte `start` on; an answer that is not a success is an error.
     fn get(&self, url: &str, id: &HubId, start: u64) -> Result<Response<Body>, Error> {
+        let mut place = url.to_owned();
+        let url = without_user(url);
         let unreachable = |reason: String| Error::Unreachable {
-            url: url.to_owned(),
+            url: url.clone(),
             reason,
         };
-        let mut place = url.to_owned();
         let mut redirects = 0;
         let response = loop {
             let response = self.call(&place, start);
-            let response = response.map_err(|error| unreachable(error.to_string()))?;
+            let response = response.map_err(|error| {
+                // Of a URL that it cannot use it shows all.
+                unreachable(error.to_string().replace(&place, &without_user(&place)))
+            })?;
             match redirected(&place, &response) {
                 Some(_) if redirects == MOST_REDIRECTS => {
                     return Err(unreachable("it redirects again and again".to_owned()));
@@ -183,15 +194,10 @@ impl Client {
             status @ (401 | 403) => Err(Error::Refused {
                 id: id.to_string(),
                 status,
-                page: format!("{}/{}", self.endpoint, id.repository()),
+                page: format!("{}/{}", without_user(&self.endpoint), id.repository()),
             }),
-            404 => Err(Error::NotFound {
-                url: url.to_owned(),
-            }),
-            status => Err(Error::Status {
-                url: url.to_owned(),
-                status,
-            }),
+            404 => Err(Error::NotFound { url }),
+            status => Err(Error::Status { url, status }),
         }
     }
 }

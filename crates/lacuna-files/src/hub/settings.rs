@@ -25,7 +25,7 @@ pub struct Settings {
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Settings")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &without_user(&self.endpoint))
             .field("cache", &self.cache)
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
@@ -64,6 +64,18 @@ impl Settings {
                 .or_else(|| token_path.as_deref().and_then(read_token)),
             offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
         })
+    }
+}
+
+/// A URL as messages show it: without the user and the password that it may name.
+pub(super) fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..authority].rfind('@') {
+        Some(at) => format!("{scheme}://{}", &rest[at + 1..]),
+        None => url.to_owned(),
     }
 }
 
@@ -119,6 +131,17 @@ mod tests {
     }
 
     #[test]
+    fn urls_are_shown_without_their_users() {
+        for (url, shown) in [
+            ("http://user:p@ss@hub:1/a@b", "http://hub:1/a@b"),
+            ("https://hub/a?b=c@d", "https://hub/a?b=c@d"),
+            ("hub", "hub"),
+        ] {
+            assert_eq!(without_user(url), shown);
+        }
+    }
+
+    #[test]
     fn token_endpoint_and_offline_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().to_str().unwrap();
@@ -144,5 +167,7 @@ mod tests {
         );
         assert_eq!(other.endpoint, "http://mirror");
         assert!(!format!("{other:?}").contains("secret"));
+        let mirror = settings(&[("HOME", "/h"), ("HF_ENDPOINT", "http://user:secret@mirror")]);
+        assert!(!format!("{mirror:?}").contains("secret"));
     }
 }

@@ -567,6 +567,33 @@ fn what_the_hub_refuses_says_what_to_do() {
 }
 
 #[test]
+fn no_message_shows_the_password_of_the_hub() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder_files());
+    let address = server.endpoint.strip_prefix("http://").unwrap();
+    let message = |address: &str| {
+        let hub = Hub::new(Settings {
+            endpoint: format!("http://user:secret@{address}"),
+            cache: cache.path().to_owned(),
+            token: Some("secret".to_owned()),
+            offline: false,
+        });
+        let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+        format!("{error} {error:?} {hub:?}")
+    };
+    for status in [401, 404, 500] {
+        server.behave(Manner::Status(status));
+        let message = message(address);
+        assert!(message.contains(address), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+    for address in ["127.0.0.1:1", "no host", "127.0.0.1:99999"] {
+        let message = message(address);
+        assert!(!message.contains("secret"), "{message}");
+    }
+}
+
+#[test]
 fn without_a_connection_only_the_cache_helps() {
     let cache = tempfile::tempdir().unwrap();
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
