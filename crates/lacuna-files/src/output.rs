@@ -1,13 +1,16 @@
 //! Files that are written: whole or not at all, and never in the place of something that is no file.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A file being written. It appears, or replaces the one that was there, when it is finished; what
 /// is dropped before leaves nothing behind.
+///
+/// One process at a time writes a file: the unfinished one is locked, so that a second writer neither
+/// removes it nor puts its half in the place of the whole.
 ///
 /// A link stays a link, and what it leads to is replaced. Devices and pipes cannot be replaced by a
 /// file: what is written goes to them as it comes.
@@ -22,21 +25,108 @@ pub struct OutputFile {
 struct Places {
     part: PathBuf,
     path: PathBuf,
+    /// Of the file at `part`, as long as nobody puts another there.
+    identity: Identity,
 }
 
-/// Where the unfinished files of this process are.
-static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// Which file something is, whatever it is called now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    #[cfg(unix)]
+    device: u64,
+    #[cfg(unix)]
+    inode: u64,
+    // The standard library names no more of a file there.
+    #[cfg(not(unix))]
+    created: Option<std::time::SystemTime>,
+}
 
-fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+impl Identity {
+    #[cfg(unix)]
+    fn new(metadata: &Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new(metadata: &Metadata) -> Self {
+        Self {
+            created: metadata.created().ok(),
+        }
+    }
+
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        file.metadata().map(|metadata| Self::new(&metadata))
+    }
+
+    /// Whether that file itself is at `path`, rather than a link to it, another one or none.
+    pub(crate) fn is_at(self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok_and(|there| Self::new(&there) == self)
+    }
+}
+
+/// Where the unfinished files of this process are, and which they are.
+static UNFINISHED: Mutex<BTreeMap<PathBuf, Identity>> = Mutex::new(BTreeMap::new());
+
+fn unfinished() -> MutexGuard<'static, BTreeMap<PathBuf, Identity>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes every [`OutputFile`] of this process that is not finished, for one that ends at once, as when it is
 /// interrupted: what writes them fails from here on.
 pub fn remove_unfinished_files() {
-    for part in std::mem::take(&mut *unfinished()) {
-        fs::remove_file(part).ok();
+    for (part, identity) in std::mem::take(&mut *unfinished()) {
+        if identity.is_at(&part) {
+            fs::remove_file(part).ok();
+        }
     }
+}
+
+/// Locks the unfinished file that is open. Where files cannot be locked, as on some file systems of
+/// networks, one is written without.
+fn lock(file: &File) -> io::Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(written_elsewhere()),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+fn written_elsewhere() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "another process is writing this file; wait for it, or name another file",
+    )
+}
+
+/// Removes the unfinished file that a process left when it was killed, or whatever else has its name:
+/// a link itself, rather than what it leads to, since that could be anywhere.
+fn remove_left(part: &Path) -> io::Result<()> {
+    let there = match fs::symlink_metadata(part) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        there => there?,
+    };
+    // Held until the file is removed: while it is, no other process can have begun to write it.
+    let mut _locked = None;
+    if there.is_file() {
+        let mut options = OpenOptions::new();
+        options.read(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(
+            &mut options,
+            libc::O_NOFOLLOW | libc::O_NONBLOCK,
+        );
+        let file = options.open(part)?;
+        lock(&file)?;
+        // Between the two its writer may have finished, and another begun.
+        if !Identity::of(&file)?.is_at(part) {
+            return Err(written_elsewhere());
+        }
+        _locked = Some(file);
+    }
+    fs::remove_file(part)
 }
 
 /// Who may read a file.
@@ -98,12 +188,7 @@ impl OutputFile {
         let mut part = path.clone().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
-        // One that was left by a process that was killed. Whatever has the name otherwise is not
-        // opened: it could be a link to anywhere.
-        match fs::remove_file(&part) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_left(&part)?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]
@@ -111,10 +196,20 @@ impl OutputFile {
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         }
         let file = options.open(&part)?;
-        unfinished().insert(part.clone());
+        lock(&file)?;
+        let identity = Identity::of(&file)?;
+        // Before it was locked, another process may have taken it for one that was left.
+        if !identity.is_at(&part) {
+            return Err(written_elsewhere());
+        }
+        unfinished().insert(part.clone(), identity);
         let output = Self {
             file,
-            places: Some(Places { part, path }),
+            places: Some(Places {
+                part,
+                path,
+                identity,
+            }),
         };
         if let Some(replaced) = replaced
             && readers == Readers::AsUsual
@@ -130,11 +225,25 @@ impl OutputFile {
     /// # Errors
     /// What the system says; no file is left then, and one that was there before stays.
     pub fn finish(mut self) -> io::Result<()> {
-        let Some(Places { part, path }) = &self.places else {
+        let Some(Places {
+            part,
+            path,
+            identity,
+        }) = &self.places
+        else {
             return Ok(());
         };
         self.file.sync_data()?;
         let mut unfinished = unfinished();
+        if !identity.is_at(part) {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!(
+                    "what was written was removed or replaced at `{}` meanwhile; write it again",
+                    part.display()
+                ),
+            ));
+        }
         fs::rename(part, path)?;
         unfinished.remove(part);
         drop(unfinished);
@@ -155,10 +264,16 @@ impl Write for OutputFile {
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
-        if let Some(Places { part, .. }) = &self.places {
+        if let Some(Places { part, identity, .. }) = &self.places {
+            let mut unfinished = unfinished();
+            // Another's file of the name stays, and is still to be removed when it is interrupted.
+            if unfinished.get(part) == Some(identity) {
+                unfinished.remove(part);
+            }
             // What is left of an incomplete file is of no use; failing to remove it adds nothing.
-            fs::remove_file(part).ok();
-            unfinished().remove(part);
+            if identity.is_at(part) {
+                fs::remove_file(part).ok();
+            }
         }
     }
 }
@@ -193,6 +308,39 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"second");
         assert_eq!(names(folder.path()), ["file"]);
         assert!(write(folder.path(), "a folder").is_err());
+    }
+
+    /// The second used to remove what the first wrote, and the first then put the second's half in place.
+    #[test]
+    fn one_writer_at_a_time_has_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut first = OutputFile::create(&path).unwrap();
+        first.write_all(b"the whole ").unwrap();
+        let second = OutputFile::create(&path).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::ResourceBusy, "{second}");
+        first.write_all(b"of it").unwrap();
+        first.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"the whole of it");
+        // One that nobody writes any more is in nobody's way.
+        fs::write(folder.path().join("file.part"), "left").unwrap();
+        write(&path, "next").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"next");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_another_put_in_the_place_of_ones_own_is_not_taken_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, part) = (folder.path().join("file"), folder.path().join("file.part"));
+        let mut output = OutputFile::create(&path).unwrap();
+        output.write_all(b"whole").unwrap();
+        fs::rename(&part, folder.path().join("away")).unwrap();
+        fs::write(&part, "half").unwrap();
+        assert!(output.finish().is_err());
+        assert!(!path.exists());
+        assert_eq!(fs::read(&part).unwrap(), b"half");
     }
 
     #[cfg(unix)]

@@ -172,6 +172,8 @@ fn is_hub_name(name: &str) -> bool {
         && name.chars().all(plain)
         && !name.starts_with(['-', '.'])
         && !name.contains("..")
+        // It separates owner and name in a cache; hubs give no such names.
+        && !name.contains("--")
 }
 
 /// Whether text is a relative path that stays below where it starts, so that it can be one in a
@@ -219,6 +221,8 @@ mod tests {
             "a/..",
             ".a/b",
             "a/-b",
+            "a--b/c",
+            "a/b--c",
             "a b/c",
             "a/b@",
             "a/b:",

@@ -1,17 +1,27 @@
 //! One repository's folder in the cache: what is there, and how files come to be there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::RemoteFile;
 use super::error::Error;
-use super::select::{Choice, TOKENIZER_FILE, choose};
+use super::held::files_of;
+use super::select::{Choice, choose};
 use crate::huggingface;
+use crate::output::Identity;
 use crate::source::{HubId, is_relative};
 
 /// How deep a repository's folders may nest before files in them are overlooked.
 pub(super) const FOLDER_DEPTH: usize = 4;
+
+/// The folder in a repository's that no other client looks into.
+const OWN_FOLDER: &str = ".lacuna";
+/// What ends the name of contents that are still arriving. Other clients append to
+/// `<hash>.incomplete`, whoever has begun it, so that is not ours to continue.
+const PARTIAL_ENDING: &str = ".lacuna.incomplete";
 
 /// The folder of one repository.
 #[derive(Debug)]
@@ -23,9 +33,15 @@ pub(super) struct Repository {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) path: PathBuf,
-    /// Whether everything a model needs is there, rather than just its weights.
+    /// Of its snapshot.
+    pub(super) commit: String,
+    /// Whether all that the hub has of it is there, as long as it was: another client may have left
+    /// out what it had no use for, such as how an encoder pools.
     pub(super) complete: bool,
 }
+
+/// What was fetched here of a commit: bytes by name.
+pub(super) type Mark = BTreeMap<String, u64>;
 
 impl Repository {
     pub(super) fn new(cache: &Path, repository: &str) -> Self {
@@ -55,14 +71,50 @@ impl Repository {
         let Ok(choice) = choose(&names, id) else {
             return Ok(None);
         };
-        let complete = match &choice {
-            Choice::Gguf { .. } => true,
-            Choice::Folder { files, .. } => files.iter().any(|file| file == TOKENIZER_FILE),
+        if matches!(choice, Choice::Folder { indexed: true, .. }) && !has_indexed(&snapshot) {
+            return Ok(None);
+        }
+        let (path, commit) = (choice.entry(&snapshot), commit_of(&snapshot));
+        let complete = self.fetched(id, &snapshot).as_ref() == Some(&path);
+        Ok(Some(Found {
+            path,
+            commit,
+            complete,
+        }))
+    }
+
+    /// What to open of the model that was fetched here, if it still is as it was then.
+    fn fetched(&self, id: &HubId, snapshot: &Path) -> Option<PathBuf> {
+        let mark = self.mark(&commit_of(snapshot));
+        let names: Vec<&str> = mark.keys().map(String::as_str).collect();
+        let choice = choose(&names, id).ok()?;
+        let as_it_was = |name: &String| {
+            let bytes = mark.get(name);
+            bytes.is_some() && bytes.copied() == length(&snapshot.join(name))
         };
-        let path = choice.entry(&snapshot);
-        let present =
-            !matches!(choice, Choice::Folder { indexed: true, .. }) || has_indexed(&snapshot);
-        Ok(present.then_some(Found { path, complete }))
+        files_of(&choice, snapshot)
+            .iter()
+            .all(as_it_was)
+            .then(|| choice.entry(snapshot))
+    }
+
+    /// What was fetched here of a commit; nothing where nobody noted it.
+    pub(super) fn mark(&self, commit: &str) -> Mark {
+        let text = fs::read_to_string(self.root.join(OWN_FOLDER).join(commit));
+        let entry = |line: &str| {
+            let (bytes, name) = line.split_once(' ')?;
+            Some((name.to_owned(), bytes.parse().ok()?))
+        };
+        text.unwrap_or_default().lines().filter_map(entry).collect()
+    }
+
+    /// Notes what was fetched here of a commit: a line for each file, its bytes and its name, in which
+    /// [`is_relative`] allows no line to end.
+    pub(super) fn set_mark(&self, commit: &str, mark: &Mark) -> Result<(), Error> {
+        let lines = mark.iter().map(|(name, bytes)| format!("{bytes} {name}\n"));
+        let text: String = lines.collect();
+        let path = self.root.join(OWN_FOLDER).join(commit);
+        self.put(&path, |made| fs::write(made, text))
     }
 
     /// The snapshot of a branch, a tag or a commit.
@@ -81,8 +133,27 @@ impl Repository {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
-        create_parent(&path)?;
-        fs::write(&path, commit).map_err(|source| Error::Cache { path, source })
+        self.put(&path, |made| fs::write(made, commit))
+    }
+
+    /// Makes something elsewhere in the repository and renames it to `path`: whoever looks there
+    /// meanwhile, or makes the same, sees the one before or all of the new one.
+    fn put(&self, path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Error> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("new-{}-{number}", std::process::id());
+        let made = self.root.join(OWN_FOLDER).join(name);
+        create_parent(&made)?;
+        create_parent(path)?;
+        // A process of the same number may have been killed here.
+        fs::remove_file(&made).ok();
+        let put = make(&made).and_then(|()| fs::rename(&made, path));
+        // It is gone already where all went well.
+        fs::remove_file(&made).ok();
+        put.map_err(|source| Error::Cache {
+            path: path.to_owned(),
+            source,
+        })
     }
 
     fn blob(&self, file: &RemoteFile) -> PathBuf {
@@ -95,47 +166,75 @@ impl Repository {
         metadata.is_ok_and(|metadata| file.size.is_none_or(|size| metadata.len() == size))
     }
 
-    /// Opens the file that the contents are collected in, and locks it against other processes.
+    /// Whether a file is there under its name, all of it: where there are no links it may be there
+    /// without a blob.
+    pub(super) fn has_file(&self, commit: &str, file: &RemoteFile) -> bool {
+        let bytes = length(&self.snapshot(commit).join(&file.path));
+        bytes.is_some_and(|bytes| file.size.is_none_or(|size| bytes == size))
+    }
+
+    /// Opens the file that the contents are collected in, and locks it against other processes. One that
+    /// had it may just have finished: whether the blob is there has to be asked again.
     pub(super) fn partial(&self, file: &RemoteFile) -> Result<Partial, Error> {
         let target = self.blob(file);
         let mut path = target.clone().into_os_string();
-        path.push(".incomplete");
+        path.push(PARTIAL_ENDING);
         let path = PathBuf::from(path);
         create_parent(&path)?;
-        let opened = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
-        let file = opened.map_err(|source| Error::Cache {
-            path: path.clone(),
-            source,
-        })?;
-        match file.try_lock() {
-            Ok(()) => Ok(Partial { file, path, target }),
-            Err(TryLockError::WouldBlock) => Err(Error::Busy { path }),
-            Err(TryLockError::Error(source)) => Err(Error::Cache { path, source }),
+        loop {
+            if let Some(file) = lock(open_partial(&path)?, &path)? {
+                return Ok(Partial { file, path, target });
+            }
         }
     }
 
     /// Makes a file's contents appear under its name.
     pub(super) fn link(&self, commit: &str, file: &RemoteFile) -> Result<(), Error> {
         let path = self.snapshot(commit).join(&file.path);
-        create_parent(&path)?;
-        if path.exists() {
+        let bytes = length(&path);
+        if bytes.is_some() && bytes == length(&self.blob(file)) {
             return Ok(());
         }
-        let linked = match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(source),
-            _ => link(&self.blob(file), Path::new(&file.path), &file.blob, &path),
-        };
-        linked.map_err(|source| Error::Cache { path, source })
+        self.put(&path, |made| {
+            link(&self.blob(file), Path::new(&file.path), &file.blob, made)
+        })
+    }
+}
+
+pub(super) fn open_partial(path: &Path) -> Result<File, Error> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    opened.map_err(|source| Error::Cache {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Locks a partial file. `None` where `path` no longer leads to it: the process that had the lock has
+/// finished, so this file is a blob by now, which must not be written to.
+pub(super) fn lock(file: File, path: &Path) -> Result<Option<File>, Error> {
+    let failed = |source| Error::Cache {
+        path: path.to_owned(),
+        source,
+    };
+    match file.try_lock() {
+        Ok(()) => {
+            let identity = Identity::of(&file).map_err(failed)?;
+            Ok(identity.is_at(path).then_some(file))
+        }
+        Err(TryLockError::WouldBlock) => Err(Error::Busy {
+            path: path.to_owned(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }
 
 /// Links relatively, so that the cache can be moved: up to the repository's folder, down to the
-/// blob.
+/// blob, from where `name` is in a snapshot.
 #[cfg(unix)]
 fn link(_contents: &Path, name: &Path, blob: &str, link: &Path) -> io::Result<()> {
     let mut target: PathBuf = (0..name.components().count() + 1)
@@ -159,6 +258,20 @@ fn create_parent(path: &Path) -> Result<(), Error> {
         path: parent.to_owned(),
         source,
     })
+}
+
+/// The commit that a snapshot is of.
+pub(super) fn commit_of(snapshot: &Path) -> String {
+    let name = snapshot.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// Bytes of the file at a path, or that a link there leads to.
+pub(super) fn length(path: &Path) -> Option<u64> {
+    let metadata = fs::metadata(path).ok();
+    metadata
+        .filter(|metadata| metadata.is_file())
+        .map(|metadata| metadata.len())
 }
 
 fn has_indexed(snapshot: &Path) -> bool {
@@ -186,7 +299,7 @@ pub(super) fn collect_names(folder: &Path, prefix: &str, depth: usize, names: &m
     }
 }
 
-/// Contents that are still arriving: `<hash>.incomplete`, locked.
+/// Contents that are still arriving: `<hash>.lacuna.incomplete`, locked.
 #[derive(Debug)]
 pub(super) struct Partial {
     file: File,
@@ -234,10 +347,26 @@ impl Partial {
             .map_err(|source| self.failed(source))
     }
 
-    /// Gives the contents their final name, after they have reached the disk.
-    pub(super) fn complete(self) -> Result<(), Error> {
+    /// Gives the contents of `file` their final name, after they have reached the disk. It was the
+    /// `received` bytes that were checked: a file with more or fewer has been written to by another.
+    pub(super) fn complete(mut self, file: &RemoteFile, received: u64) -> Result<(), Error> {
         self.file.sync_all().map_err(|source| self.failed(source))?;
+        let bytes = self.len()?;
+        if bytes != received {
+            self.restart()?;
+            return Err(Error::Corrupt {
+                file: file.path.clone(),
+                reason: format!(
+                    "{received} bytes arrived and the file has {bytes}: another program writes to it"
+                ),
+            });
+        }
         fs::rename(&self.path, &self.target).map_err(|source| self.failed(source))
+    }
+
+    /// Lets go of a file that nothing is to be collected in.
+    pub(super) fn discard(self) -> Result<(), Error> {
+        fs::remove_file(&self.path).map_err(|source| self.failed(source))
     }
 
     fn seek(&mut self, position: u64) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Requests to a hub: the list of a repository's files, and their contents.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::Read;
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use ring::digest;
 use serde::Deserialize;
 use ureq::Body;
 use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, StatusCode, header};
+use ureq::http::{Response, StatusCode, Uri, header};
 
 use super::cache::Partial;
 use super::error::Error;
-use super::settings::Settings;
+use super::settings::{Settings, without_user};
 use super::{Listing, RemoteFile};
 use crate::progress::Progress;
 use crate::source::{HubId, is_relative};
@@ -22,17 +22,25 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest list of files read.
 const LIST_LIMIT: u64 = 64 << 20;
+/// How often a request is sent on: a hub does so once to a new name, and once to storage.
+const MOST_REDIRECTS: usize = 10;
 /// Bytes read at a time.
 const PIECE: usize = 1 << 18;
 /// The longest file taken when neither the list nor the answer says how long it is. Hubs say it of
 /// weights; what is left are configurations and tokenizers, of which the largest have tens of MB.
 const UNDECLARED_LIMIT: u64 = 64 << 20;
 
-#[derive(Debug)]
 pub(super) struct Client {
     agent: ureq::Agent,
     endpoint: String,
     token: Option<String>,
+}
+
+/// Neither the token nor the user that an address may name; [`Settings`] show the rest.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
 }
 
 /// The hub's answer about a repository.
@@ -62,8 +70,9 @@ impl Client {
     pub(super) fn new(settings: &Settings) -> Self {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // Contents are redirected to storage, which must not see the token.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // Followed in `call`, which knows who may see the token; ureq compares hosts without ports.
+            .max_redirects(0)
+            .redirect_auth_headers(RedirectAuthHeaders::Never)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(Some(SILENCE_TIMEOUT))
             .timeout_per_read(Some(SILENCE_TIMEOUT))
@@ -77,14 +86,15 @@ impl Client {
     }
 
     /// The files of a repository at a revision.
-    pub(super) fn list(&self, id: &HubId) -> Result<Listing, Error> {
-        let revision = escape(id.revision(), false);
+    pub(super) fn list(&self, id: &HubId, revision: &str) -> Result<Listing, Error> {
+        let revision = escape(revision, false);
         let url = format!(
             "{}/api/models/{}/revision/{revision}?blobs=true",
             self.endpoint,
             id.repository()
         );
         let response = self.get(&url, id, 0)?;
+        let url = without_user(&url);
         let bad = |reason: String| Error::BadAnswer {
             url: url.clone(),
             reason,
@@ -116,8 +126,8 @@ impl Client {
         })
     }
 
-    /// Downloads the rest of a file into `partial`, and checks all of it. No more than the declared
-    /// length is ever written.
+    /// Downloads the rest of a file into `partial`, and checks all of it: returns how many bytes that
+    /// are. No more than the declared length is ever written.
     pub(super) fn download(
         &self,
         id: &HubId,
@@ -125,7 +135,7 @@ impl Client {
         file: &RemoteFile,
         partial: &mut Partial,
         progress: &mut dyn Progress,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let name = escape(&file.path, true);
         let url = format!(
             "{}/{}/resolve/{commit}/{name}",
@@ -141,43 +151,112 @@ impl Client {
         }
         let mut transfer = Transfer::begin(file, partial)?;
         if file.size != Some(transfer.received) || transfer.received == 0 {
-            let response = self.get(&url, id, transfer.received)?;
-            transfer.accept(response, progress)?;
+            let response = match self.get(&url, id, transfer.received) {
+                // What is there is longer than what the server has: it cannot be continued.
+                Err(Error::Status { status: 416, .. }) if transfer.received > 0 => {
+                    transfer.restart()?;
+                    self.get(&url, id, 0)
+                }
+                response => response,
+            };
+            transfer.accept(response?, progress)?;
         }
         transfer.finish()
     }
 
     /// Requests `url` from byte `start` on; an answer that is not a success is an error.
     fn get(&self, url: &str, id: &HubId, start: u64) -> Result<Response<Body>, Error> {
-        let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if start > 0 {
-            request = request.header(header::RANGE, format!("bytes={start}-"));
-        }
-        let unreachable = |error: ureq::Error| Error::Unreachable {
-            url: url.to_owned(),
-            reason: error.to_string(),
+        let mut place = url.to_owned();
+        let url = without_user(url);
+        let unreachable = |reason: String| Error::Unreachable {
+            url: url.clone(),
+            reason,
         };
-        let response = request.call().map_err(unreachable)?;
+        let mut redirects = 0;
+        let response = loop {
+            let response = self.call(&place, start);
+            let response = response.map_err(|error| {
+                // Of a URL that it cannot use it shows all.
+                unreachable(error.to_string().replace(&place, &without_user(&place)))
+            })?;
+            match redirected(&place, &response) {
+                Some(_) if redirects == MOST_REDIRECTS => {
+                    return Err(unreachable("it redirects again and again".to_owned()));
+                }
+                Some(next) => place = next,
+                None => break response,
+            }
+            redirects += 1;
+        };
         let status = response.status();
         match status.as_u16() {
             200 | 206 => Ok(response),
             status @ (401 | 403) => Err(Error::Refused {
                 id: id.to_string(),
                 status,
-                page: format!("{}/{}", self.endpoint, id.repository()),
+                page: format!("{}/{}", without_user(&self.endpoint), id.repository()),
             }),
-            404 => Err(Error::NotFound {
-                url: url.to_owned(),
-            }),
-            status => Err(Error::Status {
-                url: url.to_owned(),
-                status,
-            }),
+            404 => Err(Error::NotFound { url }),
+            status => Err(Error::Status { url, status }),
         }
     }
+}
+
+impl Client {
+    /// Requests what is at `place`. The token is for the hub alone: contents are redirected to storage,
+    /// and another port of the same host may be anyone's.
+    fn call(&self, place: &str, start: u64) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(place);
+        let at_hub = origin(place).is_some_and(|asked| Some(asked) == origin(&self.endpoint));
+        if let Some(token) = self.token.as_ref().filter(|_| at_hub) {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header(header::RANGE, format!("bytes={start}-"));
+        }
+        request.call()
+    }
+}
+
+/// Scheme, host and port of a URL.
+fn origin(url: &str) -> Option<(String, String, u16)> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = uri.scheme_str()?.to_ascii_lowercase();
+    let usual = match scheme.as_str() {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    let port = uri.port_u16().unwrap_or(usual);
+    Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+}
+
+/// Where an answer of what is at `place` sends whoever asked.
+fn redirected(place: &str, response: &Response<Body>) -> Option<String> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let target = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    if target.contains("://")
+        && target
+            .parse::<Uri>()
+            .is_ok_and(|uri| uri.scheme().is_some())
+    {
+        return Some(target.to_owned());
+    }
+    // What such a target leaves out is as in the place that it is relative to.
+    let (scheme, rest) = place.split_once("://")?;
+    let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(path);
+    Some(match target.as_bytes() {
+        [b'/', b'/', ..] => format!("{scheme}:{target}"),
+        [b'/', ..] => format!("{scheme}://{authority}{target}"),
+        _ => {
+            let path = path.split(['?', '#']).next().unwrap_or_default();
+            let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            format!("{scheme}://{authority}{folder}/{target}")
+        }
+    })
 }
 
 fn remote_file(sibling: Sibling, commit: &str) -> RemoteFile {
@@ -238,6 +317,14 @@ impl<'a> Transfer<'a> {
         })
     }
 
+    /// Forgets what is there.
+    fn restart(&mut self) -> Result<(), Error> {
+        self.partial.restart()?;
+        self.received = 0;
+        self.hash = digest::Context::new(&digest::SHA256);
+        Ok(())
+    }
+
     fn accept(
         &mut self,
         response: Response<Body>,
@@ -245,16 +332,15 @@ impl<'a> Transfer<'a> {
     ) -> Result<(), Error> {
         if response.status() != StatusCode::PARTIAL_CONTENT || !continues(&response, self.received)
         {
-            self.partial.restart()?;
-            self.received = 0;
-            self.hash = digest::Context::new(&digest::SHA256);
+            self.restart()?;
         }
         if response.status() == StatusCode::PARTIAL_CONTENT && !continues(&response, self.received)
         {
             return Err(self.corrupt("the server sent another part than was asked for"));
         }
         let body = response.into_body();
-        let announced = body.content_length().map(|rest| self.received + rest);
+        let rest = body.content_length();
+        let announced = rest.map(|rest| self.received.saturating_add(rest));
         let total = self.file.size.or(announced);
         if let (Some(total), Some(announced)) = (total, announced)
             && announced > total
@@ -298,7 +384,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Checks length and hash; what fails is discarded, since continuing it could not help.
-    fn finish(self) -> Result<(), Error> {
+    fn finish(self) -> Result<u64, Error> {
         let found = hex(self.hash.clone().finish().as_ref());
         let reason = match (self.file.size, &self.file.sha256) {
             (Some(size), _) if size != self.received => {
@@ -307,7 +393,7 @@ impl<'a> Transfer<'a> {
             (_, Some(hash)) if *hash.to_ascii_lowercase() != found => {
                 format!("SHA-256 {found} instead of {hash}")
             }
-            _ => return Ok(()),
+            _ => return Ok(self.received),
         };
         self.partial.restart()?;
         Err(self.corrupt(&reason))
@@ -362,4 +448,40 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_relative_to_the_place_that_was_asked() {
+        let place = "http://user:word@hub:8080/a/b?c=/d";
+        for (target, expected) in [
+            (
+                "https://storage/x?y=http://z",
+                "https://storage/x?y=http://z",
+            ),
+            ("//storage/x", "http://storage/x"),
+            ("/x?y=http://z", "http://user:word@hub:8080/x?y=http://z"),
+            ("x", "http://user:word@hub:8080/a/x"),
+        ] {
+            let response = Response::builder()
+                .status(302)
+                .header(header::LOCATION, target)
+                .body(Body::builder().data(""))
+                .unwrap();
+            assert_eq!(redirected(place, &response).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let same = |a: &str, b: &str| origin(a).is_some() && origin(a) == origin(b);
+        assert!(same("https://Hub/a", "https://user:word@hub:443/b?c"));
+        assert!(!same("https://hub", "http://hub"));
+        assert!(!same("http://hub:1", "http://hub:2"));
+        assert!(!same("http://hub", "http://hub.other"));
+        assert!(!same("http://hub@other", "http://hub"));
+    }
 }

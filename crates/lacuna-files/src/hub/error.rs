@@ -175,6 +175,16 @@ impl Error {
     pub(super) fn is_connection(&self) -> bool {
         matches!(self, Self::Offline { .. } | Self::Unreachable { .. })
     }
+
+    /// Whether the hub did not say what a repository has, so that what the cache has must do: it cannot
+    /// be asked, or fails, or has no more of it for whoever asks.
+    pub(super) fn says_nothing(&self) -> bool {
+        let refused = matches!(
+            self,
+            Self::Refused { .. } | Self::NotFound { .. } | Self::Status { .. }
+        );
+        refused || self.is_connection()
+    }
 }
 
 fn of(expected: Option<u64>) -> String {
@@ -183,10 +193,17 @@ fn of(expected: Option<u64>) -> String {
         .unwrap_or_default()
 }
 
+/// How many names a message has at most: what a hub sends has no bound that one could read.
+const MOST_NAMES: usize = 20;
+
 fn list(choices: &[String]) -> String {
     if choices.is_empty() {
-        String::new()
-    } else {
-        format!("; it has {}", choices.join(", "))
+        return String::new();
     }
+    let named = &choices[..choices.len().min(MOST_NAMES)];
+    let more = match choices.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("; it has {}{more}", named.join(", "))
 }

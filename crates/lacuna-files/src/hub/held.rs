@@ -5,7 +5,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::cache::{FOLDER_DEPTH, Repository, collect_names};
+use super::cache::{FOLDER_DEPTH, Repository, collect_names, commit_of};
 use super::error::Error;
 use super::select::{Choice, choose, every_choice};
 use crate::huggingface;
@@ -38,6 +38,10 @@ pub(super) fn held(cache: &Path) -> Vec<HeldModel> {
             continue;
         };
         let repository = format!("{owner}/{name}");
+        // What no name opens is no model of the list.
+        if repository.parse::<HubId>().is_err() {
+            continue;
+        }
         for (revision, snapshot) in snapshots(&entry.path()) {
             let named = match revision.as_str() {
                 "main" => repository.clone(),
@@ -96,7 +100,7 @@ fn models_of(named: &str, snapshot: &Path) -> Vec<HeldModel> {
 }
 
 /// The files of a choice, those that its index names among them.
-fn files_of(choice: &Choice, snapshot: &Path) -> Vec<String> {
+pub(super) fn files_of(choice: &Choice, snapshot: &Path) -> Vec<String> {
     let mut files = choice.files().to_vec();
     if let Choice::Folder { indexed: true, .. } = choice {
         let index = huggingface::index_in(snapshot).ok().flatten();
@@ -115,10 +119,6 @@ pub(super) fn remove(cache: &Path, id: &HubId) -> Result<u64, Error> {
         return Err(not_held(cache, id));
     };
     refuse_downloads(&root.join("blobs"))?;
-    let failed = |path: &Path, source: io::Error| Error::Cache {
-        path: path.to_owned(),
-        source,
-    };
     if id.file().is_none() {
         let freed = blob_bytes(root);
         fs::remove_dir_all(root).map_err(|source| failed(root, source))?;
@@ -130,19 +130,39 @@ pub(super) fn remove(cache: &Path, id: &HubId) -> Result<u64, Error> {
     let Ok(choice) = choose(&names, id) else {
         return Err(not_held(cache, id));
     };
-    for name in choice.files() {
-        let path = snapshot.join(name);
-        fs::remove_file(&path).map_err(|source| failed(&path, source))?;
+    let files = choice.files().iter().map(|name| snapshot.join(name));
+    let files: BTreeSet<PathBuf> = files.collect();
+    // All that can fail to be read is read before anything is removed.
+    let mut kept = links_below(&root.join("snapshots"))?;
+    kept.retain(|link| !files.contains(link));
+    let unnamed = unnamed_blobs(root, &kept)?;
+    for path in &files {
+        fs::remove_file(path).map_err(|source| failed(path, source))?;
     }
-    let freed = remove_unnamed(root, failed)?;
-    if snapshots(root).iter().all(|(_, snapshot)| {
-        let mut names = Vec::new();
-        collect_names(snapshot, "", FOLDER_DEPTH, &mut names);
-        names.is_empty()
-    }) {
+    let mut freed = 0;
+    for (path, bytes) in &unnamed {
+        fs::remove_file(path).map_err(|source| failed(path, source))?;
+        freed += bytes;
+    }
+    if kept.is_empty() {
         fs::remove_dir_all(root).map_err(|source| failed(root, source))?;
+        return Ok(freed);
+    }
+    let commit = commit_of(&snapshot);
+    let mut mark = repository.mark(&commit);
+    let marked = mark.len();
+    mark.retain(|name, _| !choice.files().contains(name));
+    if mark.len() < marked {
+        repository.set_mark(&commit, &mark)?;
     }
     Ok(freed)
+}
+
+fn failed(path: &Path, source: io::Error) -> Error {
+    Error::Cache {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 fn not_held(cache: &Path, id: &HubId) -> Error {
@@ -154,17 +174,23 @@ fn not_held(cache: &Path, id: &HubId) -> Error {
 
 /// A model that another process is downloading stays.
 fn refuse_downloads(blobs: &Path) -> Result<(), Error> {
-    for entry in fs::read_dir(blobs).into_iter().flatten().flatten() {
+    for entry in entries(blobs)? {
         let path = entry.path();
-        let partial = path.extension().is_some_and(|ending| ending == INCOMPLETE);
+        if !is_partial(&path) {
+            continue;
+        }
         let Ok(file) = File::open(&path) else {
             continue;
         };
-        if partial && matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+        if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::Busy { path });
         }
     }
     Ok(())
+}
+
+fn is_partial(blob: &Path) -> bool {
+    blob.extension().is_some_and(|ending| ending == INCOMPLETE)
 }
 
 /// Bytes of all contents of a repository.
@@ -177,29 +203,55 @@ fn blob_bytes(root: &Path) -> u64 {
         .sum()
 }
 
-/// Removes contents that no snapshot has a link to any more, those that never arrived whole left out;
-/// returns their bytes. Where names are no links but files of their own, those keep what they hold.
-fn remove_unnamed(root: &Path, failed: impl Fn(&Path, io::Error) -> Error) -> Result<u64, Error> {
+/// Contents that none of `links` leads to, with their bytes; those that never arrived whole left out.
+/// Where names are no links but files of their own, those keep what they hold.
+fn unnamed_blobs(root: &Path, links: &[PathBuf]) -> Result<Vec<(PathBuf, u64)>, Error> {
     let mut named = BTreeSet::new();
-    for (_, snapshot) in snapshots(root) {
-        let mut names = Vec::new();
-        collect_names(&snapshot, "", FOLDER_DEPTH, &mut names);
-        let links = names.iter().map(|name| snapshot.join(name));
-        named.extend(links.filter_map(|link| fs::canonicalize(link).ok()));
-    }
-    let mut freed = 0;
-    for entry in fs::read_dir(root.join("blobs"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let path = entry.path();
-        let partial = path.extension().is_some_and(|ending| ending == INCOMPLETE);
-        let whole = fs::canonicalize(&path).map_err(|source| failed(&path, source))?;
-        if !partial && !named.contains(&whole) {
-            freed += entry.metadata().map_or(0, |metadata| metadata.len());
-            fs::remove_file(&path).map_err(|source| failed(&path, source))?;
+    for link in links {
+        match fs::canonicalize(link) {
+            Ok(blob) => drop(named.insert(blob)),
+            // It leads nowhere, and so to no blob.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(failed(link, source)),
         }
     }
-    Ok(freed)
+    let mut unnamed = Vec::new();
+    for entry in entries(&root.join("blobs"))? {
+        let path = entry.path();
+        let metadata = entry.metadata().map_err(|source| failed(&path, source))?;
+        let whole = fs::canonicalize(&path).map_err(|source| failed(&path, source))?;
+        if !metadata.is_dir() && !is_partial(&path) && !named.contains(&whole) {
+            unnamed.push((path, metadata.len()));
+        }
+    }
+    Ok(unnamed)
+}
+
+/// Everything below a folder that is no folder itself, at whatever depth, whether or not its name is
+/// text; links to folders are not followed. Where the listing of models overlooks a name, that is a
+/// model less in a list; here it would be a blob that is deleted under its name.
+fn links_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut links = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in entries(&folder)? {
+            let path = entry.path();
+            let kind = entry.file_type().map_err(|source| failed(&path, source))?;
+            match kind.is_dir() {
+                true => folders.push(path),
+                false => links.push(path),
+            }
+        }
+    }
+    Ok(links)
+}
+
+/// What is in a folder; nothing where there is none.
+fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, Error> {
+    let read = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read,
+    };
+    read.and_then(Iterator::collect)
+        .map_err(|source| failed(folder, source))
 }

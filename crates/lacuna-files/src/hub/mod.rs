@@ -2,15 +2,20 @@
 //!
 //! ```text
 //! <cache>/models--owner--name/
-//!     blobs/<hash>                contents, complete and verified
-//!     blobs/<hash>.incomplete     a download that will be continued
-//!     snapshots/<commit>/<file>   links to blobs
-//!     refs/<branch>               the commit a branch was at
+//!     blobs/<hash>                      contents, complete and verified
+//!     blobs/<hash>.lacuna.incomplete    a download that will be continued
+//!     snapshots/<commit>/<file>         links to blobs
+//!     refs/<branch>                     the commit a branch was at
+//!     .lacuna/<commit>                  what was fetched here of it: bytes and names
+//!     .lacuna/new-*                     what is being made, to be renamed to its place
 //! ```
 //!
 //! A file appears under its name only after all of it has arrived and its length (and, where the
 //! hub states one, its SHA-256) is right, so an interrupted download is never taken for a model.
-//! What is in the cache is used without asking the hub; delete the folder to fetch a model anew.
+//! What was fetched here, and is as it was then, is used without asking the hub. Of what another
+//! client left, or what has lost bytes since, the hub is asked once what there is at that commit, and
+//! what is missing is fetched; where it does not answer, what is there must do. Delete the folder to
+//! fetch a model anew.
 //!
 //! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that
 //! crate does not compare the length of what it received with what it should be, appends to a
@@ -27,14 +32,16 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 pub use error::Error;
 pub use held::HeldModel;
 pub use settings::Settings;
 
-use self::cache::Repository;
+use self::cache::{Repository, length};
 use self::client::Client;
+use self::held::files_of;
 use self::select::{Choice, choose};
 use super::huggingface;
 use super::progress::Progress;
@@ -86,8 +93,14 @@ impl Hub {
         {
             return Ok(found.path.clone());
         }
-        match (self.download(&repository, id, progress), cached) {
-            // Better a model whose tokenizer may be missing than none.
+        // What is there is completed rather than replaced by what a branch is at now.
+        let revision = cached.as_ref().map_or(id.revision(), |found| &found.commit);
+        let listing = match (self.list(id, revision), &cached) {
+            // Better a model of which something may be missing than none.
+            (Err(error), Some(found)) if error.says_nothing() => return Ok(found.path.clone()),
+            (listing, _) => listing?,
+        };
+        match (self.download(&repository, id, listing, progress), cached) {
             (Err(error), Some(found)) if error.is_connection() => Ok(found.path),
             (result, _) => result,
         }
@@ -109,36 +122,61 @@ impl Hub {
         held::remove(&self.settings.cache, id)
     }
 
-    fn download(
-        &self,
-        repository: &Repository,
-        id: &HubId,
-        progress: &mut dyn Progress,
-    ) -> Result<PathBuf, Error> {
+    fn list(&self, id: &HubId, revision: &str) -> Result<Listing, Error> {
         if self.settings.offline {
             return Err(Error::Offline {
                 id: id.to_string(),
                 cache: self.settings.cache.clone(),
             });
         }
-        let listing = self.client.list(id)?;
+        self.client.list(id, revision)
+    }
+
+    fn download(
+        &self,
+        repository: &Repository,
+        id: &HubId,
+        mut listing: Listing,
+        progress: &mut dyn Progress,
+    ) -> Result<PathBuf, Error> {
+        let mut mark = repository.mark(&listing.commit);
+        for file in &mut listing.files {
+            // Where the hub does not say it, it is as long as it was.
+            file.size = file.size.or_else(|| mark.get(&file.path).copied());
+        }
         let names: Vec<&str> = listing
             .files
             .iter()
             .map(|file| file.path.as_str())
             .collect();
         let choice = choose(&names, id)?;
+        let files = listing.files.iter();
+        let files: HashMap<&str, &RemoteFile> =
+            files.map(|file| (file.path.as_str(), file)).collect();
+        let mut fetch = |name: &str| match files.get(name) {
+            Some(file) => self.download_file(repository, id, &listing.commit, file, progress),
+            None => Err(Error::NoSuchFile {
+                id: id.to_string(),
+                file: name.to_owned(),
+                choices: Vec::new(),
+            }),
+        };
         for name in choice.files() {
-            self.download_file(repository, id, &listing, name, progress)?;
+            fetch(name)?;
         }
         let snapshot = repository.snapshot(&listing.commit);
         if let Choice::Folder { indexed: true, .. } = choice {
             let index = huggingface::index_in(&snapshot)?;
-            let files = index.iter().flat_map(huggingface::Index::files);
-            for name in files {
-                self.download_file(repository, id, &listing, name, progress)?;
+            for name in index.iter().flat_map(huggingface::Index::files) {
+                fetch(name)?;
             }
         }
+        for name in files_of(&choice, &snapshot) {
+            if let Some(bytes) = length(&snapshot.join(&name)) {
+                mark.insert(name, bytes);
+            }
+        }
+        repository.set_mark(&listing.commit, &mark)?;
         repository.set_reference(id.revision(), &listing.commit)?;
         Ok(choice.entry(&snapshot))
     }
@@ -147,23 +185,25 @@ impl Hub {
         &self,
         repository: &Repository,
         id: &HubId,
-        listing: &Listing,
-        name: &str,
+        commit: &str,
+        file: &RemoteFile,
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
-        let Some(file) = listing.files.iter().find(|file| file.path == name) else {
-            return Err(Error::NoSuchFile {
-                id: id.to_string(),
-                file: name.to_owned(),
-                choices: Vec::new(),
-            });
-        };
+        if repository.has_file(commit, file) {
+            return Ok(());
+        }
         if !repository.has_blob(file) {
             let mut partial = repository.partial(file)?;
-            self.client
-                .download(id, &listing.commit, file, &mut partial, progress)?;
-            partial.complete()?;
+            // Another process may have finished it before this one had the lock.
+            if repository.has_blob(file) {
+                partial.discard()?;
+            } else {
+                let received = self
+                    .client
+                    .download(id, commit, file, &mut partial, progress)?;
+                partial.complete(file, received)?;
+            }
         }
-        repository.link(&listing.commit, file)
+        repository.link(commit, file)
     }
 }

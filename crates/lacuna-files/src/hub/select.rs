@@ -1,5 +1,6 @@
 //! Which files of a repository make up the model asked for. Pure: names in, names out.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
@@ -7,7 +8,7 @@ use crate::huggingface::{CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE};
 use crate::source::HubId;
 
 /// The file a tokenizer is built from.
-pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What is worth having beside the weights, where it exists.
 const COMPANIONS: [&str; 9] = [
     CONFIG_FILE,
@@ -61,7 +62,7 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
     let models = gguf_models(names);
     if let Some(wanted) = id.file() {
         return match models.iter().find(|name| matches(name, wanted)) {
-            Some(first) => gguf(first, names, id.repository()),
+            Some(first) => gguf(first, &set(names), id.repository()),
             None => Err(Error::NoSuchFile {
                 id: id.repository().to_owned(),
                 file: wanted.to_owned(),
@@ -74,7 +75,7 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
     }
     match models.as_slice() {
         [] => Err(Error::NoModel { id: id.to_string() }),
-        [only] => gguf(only, names, id.repository()),
+        [only] => gguf(only, &set(names), id.repository()),
         _ => Err(Error::Ambiguous {
             id: id.to_string(),
             choices: owned(&models),
@@ -86,8 +87,14 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
 pub(super) fn every_choice(names: &[&str]) -> Vec<Choice> {
     let first_files = gguf_models(names).into_iter();
     // Of a split model a part may be missing.
-    let models = first_files.filter_map(|first| gguf(first, names, "").ok());
+    let known = set(names);
+    let models = first_files.filter_map(|first| gguf(first, &known, "").ok());
     folder(names).into_iter().chain(models).collect()
+}
+
+/// A model has up to 99,999 files, each of which is looked for.
+fn set<'a>(names: &[&'a str]) -> HashSet<&'a str> {
+    names.iter().copied().collect()
 }
 
 fn owned(names: &[&str]) -> Vec<String> {
@@ -161,7 +168,7 @@ fn shard(name: &str) -> Option<Shard<'_>> {
     })
 }
 
-fn gguf(first: &str, names: &[&str], repository: &str) -> Result<Choice, Error> {
+fn gguf(first: &str, names: &HashSet<&str>, repository: &str) -> Result<Choice, Error> {
     let Some(shard) = shard(first) else {
         return Ok(Choice::Gguf {
             files: vec![first.to_owned()],
@@ -256,6 +263,31 @@ mod tests {
             chosen(&["README.md"], "a/b"),
             Err(Error::NoModel { .. })
         ));
+    }
+
+    /// Comparing each name with each took minutes: five thousand million comparisons of equal lengths.
+    #[test]
+    fn a_model_of_as_many_files_as_names_allow_is_chosen_soon() {
+        let names: Vec<String> = (1..=99_999)
+            .map(|number| format!("model-Q8_0-{number:05}-of-99999.gguf"))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let choice = chosen(&names, "a/b").unwrap();
+        assert_eq!(choice.files(), names);
+        assert_eq!(every_choice(&names), [choice]);
+    }
+
+    #[test]
+    fn a_message_names_some_of_many_files() {
+        let names: Vec<String> = (0..1000)
+            .map(|number| format!("m{number:03}.gguf"))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        for id in ["a/b", "a/b:none"] {
+            let message = chosen(&names, id).unwrap_err().to_string();
+            assert!(message.contains("m000.gguf, m001.gguf"), "{message}");
+            assert!(message.ends_with("and 980 more"), "{message}");
+        }
     }
 
     #[test]

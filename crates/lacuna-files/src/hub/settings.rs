@@ -25,7 +25,7 @@ pub struct Settings {
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Settings")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &without_user(&self.endpoint))
             .field("cache", &self.cache)
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
@@ -59,14 +59,35 @@ impl Settings {
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             cache: cache.ok_or(Error::NoHome)?,
-            token: text("HF_TOKEN").or_else(|| token_path.as_deref().and_then(read_token)),
+            token: text("HF_TOKEN")
+                .and_then(|token| trimmed(&token))
+                .or_else(|| token_path.as_deref().and_then(read_token)),
             offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
         })
     }
 }
 
+/// A URL as messages show it: without the user and the password that it may name.
+pub(super) fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..authority].rfind('@') {
+        Some(at) => format!("{scheme}://{}", &rest[at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
 fn read_token(path: &Path) -> Option<String> {
-    let token = std::fs::read_to_string(path).ok()?;
+    std::fs::read_to_string(path)
+        .ok()
+        .as_deref()
+        .and_then(trimmed)
+}
+
+/// A token without the ends of lines that copying brought along; none where nothing else is there.
+fn trimmed(token: &str) -> Option<String> {
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
@@ -110,6 +131,17 @@ mod tests {
     }
 
     #[test]
+    fn urls_are_shown_without_their_users() {
+        for (url, shown) in [
+            ("http://user:p@ss@hub:1/a@b", "http://hub:1/a@b"),
+            ("https://hub/a?b=c@d", "https://hub/a?b=c@d"),
+            ("hub", "hub"),
+        ] {
+            assert_eq!(without_user(url), shown);
+        }
+    }
+
+    #[test]
     fn token_endpoint_and_offline_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().to_str().unwrap();
@@ -121,9 +153,11 @@ mod tests {
             settings(&[("HF_HOME", home)]).unwrap().token.as_deref(),
             Some("from file")
         );
+        let blank = settings(&[("HF_HOME", home), ("HF_TOKEN", " \n")]).unwrap();
+        assert_eq!(blank.token.as_deref(), Some("from file"));
         let other = [
             ("HF_HOME", home),
-            ("HF_TOKEN", "secret"),
+            ("HF_TOKEN", "secret\r\n"),
             ("HF_HUB_OFFLINE", "1"),
         ];
         let other = settings(&[&other[..], &[("HF_ENDPOINT", "http://mirror/")]].concat()).unwrap();
@@ -133,5 +167,7 @@ mod tests {
         );
         assert_eq!(other.endpoint, "http://mirror");
         assert!(!format!("{other:?}").contains("secret"));
+        let mirror = settings(&[("HOME", "/h"), ("HF_ENDPOINT", "http://user:secret@mirror")]);
+        assert!(!format!("{mirror:?}").contains("secret"));
     }
 }

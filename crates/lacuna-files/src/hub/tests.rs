@@ -30,6 +30,14 @@ enum Manner {
     Shorter(usize),
     /// Says nothing of lengths, neither in the list nor with the contents, and goes on for ever.
     Undeclared,
+    /// Sends what is asked of `owner/former` on to `owner/name`.
+    Renamed,
+    /// Announces that so many bytes follow a part, and sends nothing.
+    Announced(u64),
+    /// Has no part of anything: 416 for whoever asks for one.
+    NoParts,
+    /// Says nothing of lengths in the list.
+    Unlisted,
     /// Answers everything with this status.
     Status(u16),
 }
@@ -39,6 +47,25 @@ struct State {
     files: HashMap<String, Vec<u8>>,
     manner: Manner,
     requests: Vec<String>,
+}
+
+/// A server that sends all requests on to `target`, and what it was asked: lines of headers.
+fn redirecting(target: &str) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (target, shared) = (target.to_owned(), Arc::clone(&asked));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let path = lines[0].split(' ').nth(1).unwrap_or_default();
+            let location = format!("Location: {target}{path}\r\n");
+            shared.lock().unwrap().extend(lines.iter().cloned());
+            let _ = send(&stream, "307 Elsewhere", &location, b"", usize::MAX);
+        }
+    });
+    (endpoint, asked)
 }
 
 struct Server {
@@ -127,12 +154,21 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     if let Manner::Status(status) = state.manner {
         return send(stream, &format!("{status} No"), "", b"", usize::MAX);
     }
-    if target.starts_with("/api/models/owner/name/revision/main") {
+    if state.manner == Manner::Renamed && target.contains("/former/") {
+        let location = format!("Location: {}\r\n", target.replace("/former/", "/name/"));
+        return send(stream, "301 Moved", &location, b"", usize::MAX);
+    }
+    let revision = target.strip_prefix("/api/models/owner/name/revision/");
+    if revision.is_some_and(|name| name.starts_with("main") || name.starts_with(COMMIT)) {
         return send(
             stream,
             "200 OK",
             "",
-            listing(&state.files, state.manner != Manner::Undeclared).as_bytes(),
+            listing(
+                &state.files,
+                !matches!(state.manner, Manner::Undeclared | Manner::Unlisted),
+            )
+            .as_bytes(),
             usize::MAX,
         );
     }
@@ -186,6 +222,15 @@ fn send_contents(
             let longer = [contents, &vec![b'!'; more]].concat();
             send(stream, "200 OK", "", &longer, cut)
         }
+        Manner::Announced(rest) => {
+            let mut stream = stream;
+            write!(
+                stream,
+                "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {start}-{rest}/*\r\n\
+                 Content-Length: {rest}\r\nConnection: close\r\n\r\n"
+            )
+        }
+        Manner::NoParts if start > 0 => send(stream, "416 No", "", b"", cut),
         Manner::Shorter(bytes) => send(stream, "200 OK", "", &contents[..bytes], cut),
         _ if start > 0 => {
             let range = format!(
@@ -379,6 +424,31 @@ fn a_server_that_starts_over_is_followed() {
 }
 
 #[test]
+fn a_length_beyond_all_numbers_is_too_long() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    server.behave(Manner::Announced(u64::MAX));
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
+}
+
+/// It was refused every time, until somebody removed the partial file.
+#[test]
+fn a_part_that_the_server_does_not_have_is_asked_for_as_a_whole() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    server.behave(Manner::NoParts);
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+#[test]
 fn contents_that_are_not_what_was_announced_are_discarded() {
     let cache = tempfile::tempdir().unwrap();
     let server = Server::start(&[("m.gguf", b"0123456789")]);
@@ -497,6 +567,33 @@ fn what_the_hub_refuses_says_what_to_do() {
 }
 
 #[test]
+fn no_message_shows_the_password_of_the_hub() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder_files());
+    let address = server.endpoint.strip_prefix("http://").unwrap();
+    let message = |address: &str| {
+        let hub = Hub::new(Settings {
+            endpoint: format!("http://user:secret@{address}"),
+            cache: cache.path().to_owned(),
+            token: Some("secret".to_owned()),
+            offline: false,
+        });
+        let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+        format!("{error} {error:?} {hub:?}")
+    };
+    for status in [401, 404, 500] {
+        server.behave(Manner::Status(status));
+        let message = message(address);
+        assert!(message.contains(address), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+    for address in ["127.0.0.1:1", "no host", "127.0.0.1:99999"] {
+        let message = message(address);
+        assert!(!message.contains("secret"), "{message}");
+    }
+}
+
+#[test]
 fn without_a_connection_only_the_cache_helps() {
     let cache = tempfile::tempdir().unwrap();
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -582,8 +679,8 @@ fn two_processes_do_not_write_the_same_file() {
     let server = Server::start(&[("m.gguf", b"GGUF")]);
     let blobs = cache.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
-    let other =
-        std::fs::File::create(blobs.join(format!("{}.incomplete", sha256(b"GGUF")))).unwrap();
+    let other = std::fs::File::create(blobs.join(format!("{}.lacuna.incomplete", sha256(b"GGUF"))))
+        .unwrap();
     other.lock().unwrap();
     let hub = server.hub(cache.path());
     assert!(matches!(
@@ -592,6 +689,172 @@ fn two_processes_do_not_write_the_same_file() {
     ));
     drop(other);
     assert!(hub.fetch(&id("owner/name"), &mut ()).is_ok());
+}
+
+/// The second had opened the partial file before the first renamed it, and emptied what was the blob by then.
+#[test]
+fn a_partial_file_that_became_a_blob_is_not_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, blob) = (folder.path().join("0.incomplete"), folder.path().join("0"));
+    let open = || cache::open_partial(&path).unwrap();
+    let second = open();
+    std::fs::rename(&path, &blob).unwrap();
+    assert!(cache::lock(second, &path).unwrap().is_none());
+    // Nor is it where another partial file is there.
+    let second = open();
+    std::fs::rename(&path, &blob).unwrap();
+    let third = open();
+    assert!(cache::lock(second, &path).unwrap().is_none());
+    assert!(cache::lock(third, &path).unwrap().is_some());
+}
+
+/// Both used to be made in place: links were there already for the second, and a branch was empty for a moment.
+#[test]
+fn links_and_branches_are_made_by_several_processes_at_once() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = Repository::new(cache.path(), "owner/name");
+    let file = RemoteFile {
+        path: "sub/m.gguf".to_owned(),
+        size: Some(4),
+        blob: "00ff".to_owned(),
+        sha256: None,
+    };
+    let mut partial = repository.partial(&file).unwrap();
+    partial.append(b"GGUF").unwrap();
+    partial.complete(&file, 4).unwrap();
+    repository.set_reference("main", COMMIT).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for number in 0..200 {
+                    repository.set_reference("main", COMMIT).unwrap();
+                    let branch = repository.root().join("refs/main");
+                    assert_eq!(std::fs::read_to_string(branch).unwrap(), COMMIT);
+                    let commit = format!("{COMMIT}{number}");
+                    repository.link(&commit, &file).unwrap();
+                    let link = repository.snapshot(&commit).join("sub/m.gguf");
+                    assert_eq!(std::fs::read(link).unwrap(), b"GGUF");
+                }
+            });
+        }
+    });
+    let own = std::fs::read_dir(repository.root().join(".lacuna"));
+    assert_eq!(own.unwrap().count(), 0);
+}
+
+/// What is checked is what arrived; what becomes the blob is a file.
+#[test]
+fn contents_that_another_program_added_to_are_discarded() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = Repository::new(cache.path(), "owner/name");
+    let file = RemoteFile {
+        path: "m.gguf".to_owned(),
+        size: Some(4),
+        blob: "00ff".to_owned(),
+        sha256: None,
+    };
+    let mut partial = repository.partial(&file).unwrap();
+    partial.append(b"GGUF").unwrap();
+    let blobs = repository.root().join("blobs");
+    let path = blobs.join("00ff.lacuna.incomplete");
+    let mut other = std::fs::OpenOptions::new();
+    let mut other = other.append(true).open(path).unwrap();
+    other.write_all(b"more").unwrap();
+    let refused = partial.complete(&file, 4);
+    assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    assert!(!repository.has_blob(&file));
+    assert_eq!(bytes_below(&blobs), 0);
+}
+
+#[test]
+fn a_partial_file_of_another_client_is_left_to_it() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let blobs = cache.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let theirs = blobs.join(format!("{}.incomplete", sha256(b"GGUF")));
+    std::fs::write(&theirs, "GG").unwrap();
+    let path = server.hub(cache.path()).fetch(&id("owner/name"), &mut ());
+    assert_eq!(std::fs::read(path.unwrap()).unwrap(), b"GGUF");
+    assert_eq!(std::fs::read(&theirs).unwrap(), b"GG");
+}
+
+#[test]
+fn what_another_has_finished_meanwhile_is_not_downloaded_again() {
+    for _ in 0..20 {
+        let cache = tempfile::tempdir().unwrap();
+        let server = Server::start(&[("m.gguf", b"GGUF")]);
+        server.behave(Manner::Unlisted);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let hub = server.hub(cache.path());
+                    let path = loop {
+                        match hub.fetch(&id("owner/name"), &mut ()) {
+                            Err(Error::Busy { .. }) => std::thread::yield_now(),
+                            fetched => break fetched.unwrap(),
+                        }
+                    };
+                    assert_eq!(std::fs::read(path).unwrap(), b"GGUF");
+                });
+            }
+        });
+        let requests = server.requests();
+        let contents = requests.iter().filter(|line| line.contains("/resolve/"));
+        assert_eq!(contents.count(), 1, "{requests:?}");
+        let blobs = cache.path().join("models--owner--name/blobs");
+        assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
+    }
+}
+
+/// Hosts were compared without their ports.
+#[test]
+fn the_token_goes_to_the_hub_and_not_to_another_port_of_its_host() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let (endpoint, asked) = redirecting(&server.endpoint);
+    let hub = Hub::new(Settings {
+        endpoint,
+        cache: cache.path().to_owned(),
+        token: Some("secret".to_owned()),
+        offline: false,
+    });
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    let asked = asked.lock().unwrap().join("\n");
+    assert!(asked.contains("Bearer secret"), "{asked}");
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2);
+    assert!(!requests.concat().contains("secret"), "{requests:?}");
+}
+
+/// As of a repository that has another name now: what is sent on within the hub is asked with the token.
+#[test]
+fn redirects_within_the_hub_are_followed_with_the_token() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    server.behave(Manner::Renamed);
+    let hub = server.hub_with(cache.path(), Some("secret"));
+    let path = hub.fetch(&id("owner/former"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"GGUF");
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4);
+    for request in requests {
+        assert!(request.contains("Bearer secret"), "{request}");
+    }
+}
+
+#[test]
+fn redirects_that_do_not_end_are_an_error() {
+    let cache = tempfile::tempdir().unwrap();
+    let (endpoint, _) = redirecting("");
+    let hub = Hub::new(Settings {
+        endpoint,
+        cache: cache.path().to_owned(),
+        token: None,
+        offline: false,
+    });
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
 #[test]
@@ -705,4 +968,130 @@ fn a_model_that_is_being_downloaded_is_not_removed() {
     assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
     partial.unlock().unwrap();
     hub.remove(&id("owner/name")).unwrap();
+}
+
+/// Other clients keep packages of other programs beside the weights, in folders of any depth and under names of any bytes.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_removed_by_file_takes_no_other_file_however_deep_or_named() {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    let cache = tempfile::tempdir().unwrap();
+    let hub = Server::start(&[("m.gguf", b"GGUF")]).hub(cache.path());
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    let root = cache.path().join("models--owner--name");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    let weights = snapshot.join("coreml/m.mlpackage/Data/com.apple.CoreML/weights");
+    let bytes = snapshot.join(std::ffi::OsStr::from_bytes(b"caf\xe9.bin"));
+    std::fs::create_dir_all(&weights).unwrap();
+    for (blob, link) in [("deep", &weights.join("weight.bin")), ("bytes", &bytes)] {
+        std::fs::write(root.join("blobs").join(blob), blob).unwrap();
+        symlink(root.join("blobs").join(blob), link).unwrap();
+    }
+    // A folder that leads back to where it is.
+    symlink(&snapshot, snapshot.join("again")).unwrap();
+    assert_eq!(hub.remove(&id("owner/name:m.gguf")).unwrap(), 4);
+    assert_eq!(std::fs::read(weights.join("weight.bin")).unwrap(), b"deep");
+    assert_eq!(std::fs::read(&bytes).unwrap(), b"bytes");
+    assert!(!root.join("blobs").join(sha256(b"GGUF")).exists());
+}
+
+/// A cache as a client leaves it that fetched what it needs of an encoder, and not how it pools.
+fn cache_of_another_client(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let cache = tempfile::tempdir().unwrap();
+    let root = cache.path().join("models--owner--name");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(root.join("refs")).unwrap();
+    std::fs::write(root.join("refs/main"), COMMIT).unwrap();
+    for (name, contents) in files {
+        std::fs::write(snapshot.join(name), contents).unwrap();
+    }
+    cache
+}
+
+#[test]
+fn what_another_client_left_out_is_fetched_once() {
+    let folder = folder_files();
+    let cache = cache_of_another_client(&folder[1..]);
+    let pooling: [(&str, &[u8]); 2] = [
+        ("modules.json", b"[]"),
+        ("1_Pooling/config.json", b"{ \"a\": 1 }"),
+    ];
+    let server = Server::start(&[&folder[..], &pooling].concat());
+    let hub = server.hub(cache.path());
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    for (name, contents) in pooling {
+        assert_eq!(std::fs::read(path.join(name)).unwrap(), contents);
+    }
+    let requests = server.requests();
+    assert_eq!(
+        requests.len(),
+        3,
+        "the list and what was absent: {requests:?}"
+    );
+    assert!(
+        requests[0].contains(COMMIT),
+        "of what is there: {requests:?}"
+    );
+    assert_eq!(hub.fetch(&id("owner/name"), &mut ()).unwrap(), path);
+    assert!(server.requests().is_empty());
+}
+
+#[test]
+fn what_another_client_left_does_where_the_hub_does_not_answer() {
+    let cache = cache_of_another_client(&folder_files()[1..]);
+    let server = Server::start(&folder_files());
+    let hub = server.hub(cache.path());
+    for status in [401, 404, 500] {
+        server.behave(Manner::Status(status));
+        let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+        assert!(path.ends_with(COMMIT));
+    }
+    server.requests();
+    let offline = Hub::new(Settings {
+        offline: true,
+        ..hub.settings.clone()
+    });
+    assert!(offline.fetch(&id("owner/name"), &mut ()).is_ok());
+    assert!(server.requests().is_empty());
+}
+
+/// It stayed, although the message of whoever opened it said to download it again.
+#[test]
+fn a_file_that_was_cut_short_is_fetched_again() {
+    for manner in [Manner::Proper, Manner::Unlisted] {
+        let cache = tempfile::tempdir().unwrap();
+        let server = Server::start(&[("m.gguf", b"GGUF and more")]);
+        server.behave(manner);
+        let hub = server.hub(cache.path());
+        let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(4).unwrap();
+        drop(file);
+        assert_eq!(hub.fetch(&id("owner/name"), &mut ()).unwrap(), path);
+        assert_eq!(std::fs::read(&path).unwrap(), b"GGUF and more");
+    }
+}
+
+#[test]
+fn what_was_fetched_is_forgotten_with_the_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("a-Q4_0.gguf", b"GGUF"), ("b-Q8_0.gguf", b"GGUF too")]);
+    let hub = server.hub(cache.path());
+    for file in ["a-Q4_0.gguf", "b-Q8_0.gguf"] {
+        hub.fetch(&id(&format!("owner/name:{file}")), &mut ())
+            .unwrap();
+    }
+    hub.remove(&id("owner/name:Q4_0")).unwrap();
+    server.requests();
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert!(path.ends_with("b-Q8_0.gguf"));
+    assert!(
+        server.requests().is_empty(),
+        "the one that is left is whole"
+    );
+    hub.remove(&id("owner/name:Q8_0")).unwrap();
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
 }
