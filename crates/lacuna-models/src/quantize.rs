@@ -41,7 +41,8 @@ use folder::Converted;
 use input::Input;
 use lacuna_files::gguf::{self, Value};
 use lacuna_files::{
-    DType, Metadata, ModelFiles, OutputFile, Progress, Summary, TensorError, Tensors, TypeTotal,
+    DType, LostFile, Mapping, Metadata, ModelFiles, OutputFile, Progress, Summary, TensorError,
+    Tensors, TypeTotal,
 };
 use lacuna_text::tokenizer::TokenizerError;
 
@@ -109,6 +110,9 @@ pub enum Error {
     /// The system refuses a thread.
     #[error("cannot start a thread ({0}); use fewer threads")]
     Thread(io::Error),
+    /// A file became shorter or unreadable while it was read.
+    #[error(transparent)]
+    Lost(#[from] LostFile),
     /// A tensor's bytes cannot be read.
     #[error("tensor `{tensor}` cannot be read ({source}); see whether the file is still whole")]
     Read {
@@ -143,6 +147,8 @@ pub struct Plan {
     /// Lists of whole numbers, which are written as they are: of tokens that a head guesses, or the order of its tables.
     lists: Vec<List>,
     recipe: Recipe,
+    /// What is read.
+    sources: Vec<Mapping>,
 }
 
 /// A list to be written.
@@ -168,6 +174,7 @@ impl Plan {
     /// # Errors
     /// [`Error`], for files that are damaged, of types that are not read, or without weights.
     pub fn new(files: &ModelFiles, recipe: Recipe) -> Result<Self, Error> {
+        let sources = files.tensors().mappings().to_vec();
         let metadata = match files.metadata() {
             Metadata::Gguf(metadata) => metadata,
             metadata @ Metadata::HuggingFace(_) if heads::is_head(metadata) => {
@@ -180,14 +187,14 @@ impl Plan {
                     items,
                 } = folder::convert(folder, files.tensors())?;
                 let model = model(&metadata, &items)?;
-                return Self::of(header, (items, Vec::new()), &model, recipe);
+                return Self::of(header, (items, Vec::new()), &model, recipe, sources);
             }
         };
         let mut header = gguf::Writer::new();
         header.carry(metadata);
         let (items, lists) = items(files.tensors())?;
         let model = model(metadata, &items)?;
-        Self::of(header, (items, lists), &model, recipe)
+        Self::of(header, (items, lists), &model, recipe, sources)
     }
 
     fn of(
@@ -195,6 +202,7 @@ impl Plan {
         (mut tensors, lists): (Vec<Item>, Vec<List>),
         model: &recipe::Model,
         recipe: Recipe,
+        sources: Vec<Mapping>,
     ) -> Result<Self, Error> {
         if !tensors
             .iter()
@@ -229,6 +237,7 @@ impl Plan {
             tensors,
             lists,
             recipe,
+            sources,
         })
     }
 
@@ -301,6 +310,8 @@ impl Plan {
             progress.advance(bytes.len() as u64);
         }
         let output = body.finish().map_err(refused)?;
+        // What was cut off while it was read is zeros, which must not replace a file that is good.
+        self.sources.iter().try_for_each(Mapping::check)?;
         output.finish().map_err(|source| refused(source.into()))?;
         progress.finish();
         Ok(())

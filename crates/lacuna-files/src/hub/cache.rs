@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::RemoteFile;
 use super::error::Error;
 use super::held::files_of;
-use super::select::{Choice, choose};
+use super::select::{Choice, choose, choose_again};
 use crate::huggingface;
 use crate::output::Identity;
 use crate::source::{HubId, is_relative};
@@ -33,6 +33,7 @@ pub(super) struct Repository {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) path: PathBuf,
+    pub(super) choice: Choice,
     /// Of its snapshot.
     pub(super) commit: String,
     /// Whether all that the hub has of it is there, as long as it was: another client may have left
@@ -75,27 +76,25 @@ impl Repository {
             return Ok(None);
         }
         let (path, commit) = (choice.entry(&snapshot), commit_of(&snapshot));
-        let complete = self.fetched(id, &snapshot).as_ref() == Some(&path);
+        let complete = self.is_as_fetched(&choice, &snapshot);
         Ok(Some(Found {
             path,
+            choice,
             commit,
             complete,
         }))
     }
 
-    /// What to open of the model that was fetched here, if it still is as it was then.
-    fn fetched(&self, id: &HubId, snapshot: &Path) -> Option<PathBuf> {
+    /// Whether a model was fetched here, and still is as it was then.
+    fn is_as_fetched(&self, choice: &Choice, snapshot: &Path) -> bool {
         let mark = self.mark(&commit_of(snapshot));
         let names: Vec<&str> = mark.keys().map(String::as_str).collect();
-        let choice = choose(&names, id).ok()?;
         let as_it_was = |name: &String| {
             let bytes = mark.get(name);
             bytes.is_some() && bytes.copied() == length(&snapshot.join(name))
         };
-        files_of(&choice, snapshot)
-            .iter()
-            .all(as_it_was)
-            .then(|| choice.entry(snapshot))
+        choose_again(choice, &names)
+            .is_some_and(|fetched| files_of(&fetched, snapshot).iter().all(as_it_was))
     }
 
     /// What was fetched here of a commit; nothing where nobody noted it.
@@ -133,6 +132,10 @@ impl Repository {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
+        // A cache that cannot be written to may have all that is asked of it.
+        if fs::read_to_string(&path).is_ok_and(|there| there.trim() == commit) {
+            return Ok(());
+        }
         self.put(&path, |made| fs::write(made, commit))
     }
 

@@ -176,6 +176,15 @@ impl Error {
         matches!(self, Self::Offline { .. } | Self::Unreachable { .. })
     }
 
+    /// Whether what the cache has cannot be completed, so that it must do as it is: the hub cannot be
+    /// asked, or the cache not be written to.
+    pub(super) fn leaves_what_is_there(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        let fixed =
+            |source: &io::Error| matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem);
+        self.is_connection() || matches!(self, Self::Cache { source, .. } if fixed(source))
+    }
+
     /// Whether the hub did not say what a repository has, so that what the cache has must do: it cannot
     /// be asked, or fails, or has no more of it for whoever asks.
     pub(super) fn says_nothing(&self) -> bool {

@@ -39,10 +39,10 @@ pub use error::Error;
 pub use held::HeldModel;
 pub use settings::Settings;
 
-use self::cache::{Repository, length};
+use self::cache::{Found, Repository, length};
 use self::client::Client;
 use self::held::files_of;
-use self::select::{Choice, choose};
+use self::select::{Choice, choose, choose_again};
 use super::huggingface;
 use super::progress::Progress;
 use super::source::HubId;
@@ -100,8 +100,9 @@ impl Hub {
             (Err(error), Some(found)) if error.says_nothing() => return Ok(found.path.clone()),
             (listing, _) => listing?,
         };
-        match (self.download(&repository, id, listing, progress), cached) {
-            (Err(error), Some(found)) if error.is_connection() => Ok(found.path),
+        let downloaded = self.download(&repository, id, listing, cached.as_ref(), progress);
+        match (downloaded, cached) {
+            (Err(error), Some(found)) if error.leaves_what_is_there() => Ok(found.path),
             (result, _) => result,
         }
     }
@@ -137,6 +138,7 @@ impl Hub {
         repository: &Repository,
         id: &HubId,
         mut listing: Listing,
+        found: Option<&Found>,
         progress: &mut dyn Progress,
     ) -> Result<PathBuf, Error> {
         let mut mark = repository.mark(&listing.commit);
@@ -149,7 +151,14 @@ impl Hub {
             .iter()
             .map(|file| file.path.as_str())
             .collect();
-        let choice = choose(&names, id)?;
+        let choice = match found {
+            Some(found) => match choose_again(&found.choice, &names) {
+                Some(choice) => choice,
+                // Something of one's own, to which the hub has nothing to add.
+                None => return Ok(found.path.clone()),
+            },
+            None => choose(&names, id)?,
+        };
         let files = listing.files.iter();
         let files: HashMap<&str, &RemoteFile> =
             files.map(|file| (file.path.as_str(), file)).collect();
@@ -176,7 +185,8 @@ impl Hub {
                 mark.insert(name, bytes);
             }
         }
-        repository.set_mark(&listing.commit, &mark)?;
+        // Without it the hub is asked again, and that is all.
+        repository.set_mark(&listing.commit, &mark).ok();
         repository.set_reference(id.revision(), &listing.commit)?;
         Ok(choice.entry(&snapshot))
     }

@@ -83,6 +83,21 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
     }
 }
 
+/// The same choice among other `names`: what is there of a model is completed by what else a hub has of
+/// it, whatever other models it has.
+pub(super) fn choose_again(choice: &Choice, names: &[&str]) -> Option<Choice> {
+    match choice {
+        Choice::Folder { .. } => folder(names),
+        Choice::Gguf { files } => {
+            let known = set(names);
+            let all = files.iter().all(|name| known.contains(name.as_str()));
+            all.then(|| Choice::Gguf {
+                files: files.clone(),
+            })
+        }
+    }
+}
+
 /// Every model that one could open among `names`.
 pub(super) fn every_choice(names: &[&str]) -> Vec<Choice> {
     let first_files = gguf_models(names).into_iter();

@@ -1058,6 +1058,35 @@ fn what_another_client_left_does_where_the_hub_does_not_answer() {
     assert!(server.requests().is_empty());
 }
 
+/// One GGUF file of another client was opened by the repository's name, whatever else the hub has.
+#[test]
+fn what_another_client_left_stays_the_model_that_is_meant() {
+    let gguf: [(&str, &[u8]); 1] = [("m-Q4_0.gguf", b"GGUF")];
+    let more: [(&str, &[u8]); 1] = [("m-Q8_0.gguf", b"GGUF too")];
+    for others in [&more[..], &folder_files()[..]] {
+        let cache = cache_of_another_client(&gguf);
+        let server = Server::start(&[&gguf[..], others].concat());
+        let hub = server.hub(cache.path());
+        for requests in [1, 0] {
+            let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+            assert!(path.ends_with("m-Q4_0.gguf"));
+            assert_eq!(server.requests().len(), requests);
+        }
+    }
+}
+
+#[test]
+fn a_model_is_found_in_a_cache_that_cannot_be_written_to() {
+    let folder = folder_files();
+    let cache = cache_of_another_client(&folder[1..]);
+    // In the way of what would be made, also for a user whom no permissions hold.
+    let own = cache.path().join("models--owner--name/.lacuna");
+    std::fs::write(own, "no folder").unwrap();
+    let server = Server::start(&folder);
+    let hub = server.hub(cache.path());
+    assert!(hub.fetch(&id("owner/name"), &mut ()).is_ok());
+}
+
 /// It stayed, although the message of whoever opened it said to download it again.
 #[test]
 fn a_file_that_was_cut_short_is_fetched_again() {

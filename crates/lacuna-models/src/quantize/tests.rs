@@ -237,6 +237,34 @@ fn a_disk_that_is_full_is_said_with_what_is_needed() {
     assert!(matches!(error, Err(Error::DiskFull { needed, .. }) if needed == plan.file_len()));
 }
 
+/// It was found only after the file with zeros had replaced the one that was there.
+#[test]
+fn a_source_that_was_cut_off_meanwhile_replaces_nothing() {
+    struct CutOff<'a>(&'a Path);
+    impl Progress for CutOff<'_> {
+        fn begin(&mut self, _: &str, _: Option<u64>) {}
+        fn finish(&mut self) {}
+        fn advance(&mut self, _: u64) {
+            let file = fs::OpenOptions::new().write(true).open(self.0);
+            file.and_then(|file| file.set_len(64)).expect("it is cut");
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, path) = (
+        folder.path().join("in.gguf"),
+        folder.path().join("out.gguf"),
+    );
+    let files = single("blk.0.ffn_down.weight", &[2, 256], &[1.0; 512]);
+    let recipe: Recipe = "f16".parse().expect("a recipe");
+    fs::write(&source, quantized(&files, recipe, 1).expect("written")).expect("room");
+    fs::write(&path, "good").expect("room");
+    let files = ModelFiles::open(&source).expect("it opens");
+    let plan = Plan::new(&files, Recipe::Q8_0).expect("a plan");
+    let error = plan.write_file(&path, TWO, &mut CutOff(&source));
+    assert!(matches!(error, Err(Error::Lost(_))), "{error:?}");
+    assert_eq!(fs::read(&path).expect("it is there"), b"good");
+}
+
 /// A tensor's elements.
 fn floats(files: &ModelFiles, name: &str) -> Vec<f32> {
     let tensor = files.tensors().require(name).expect("there");

@@ -53,7 +53,6 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let start = Instant::now();
     plan.write_file(&args.output, threads, &mut Bars::default())
         .with_context(cannot)?;
-    files.check().with_context(cannot)?;
     let totals = plan.by_type().into_iter().map(|total| Total {
         r#type: total.type_name,
         tensors: total.tensors,
