@@ -276,6 +276,7 @@ fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_s
         "thread",
         "sampling",
         "copied_weight",
+        "read_weight",
         "activation",
     ];
     let others = others.map(|part| server.number(&format!("{part}_bytes")));
