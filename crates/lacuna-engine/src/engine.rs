@@ -11,8 +11,10 @@ use lacuna_kernels::Cpu;
 use lacuna_kv::{KvCache, KvError, KvReport, Sequence};
 use lacuna_models::plan::{Budget, Parts, Plan, Residency};
 use lacuna_models::trace::TraceWriter;
-use lacuna_models::{BatchLimits, LogitRows, Model, NeuronRecorder, Scratch, Segment};
-use lacuna_pages::ByteLength;
+use lacuna_models::{
+    BatchLimits, ForwardError, LogitRows, Model, NeuronRecorder, Scratch, Segment,
+};
+use lacuna_pages::{ByteLength, DeviceError};
 use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
@@ -209,11 +211,13 @@ impl Engine {
     /// Refuses a session that another engine made: its rows may be of another model, and of another shape.
     ///
     /// # Errors
-    /// [`EngineError::OtherEngine`].
+    /// [`EngineError::OtherEngine`]; with a device [`DeviceError::Lost`], since a session from before it was opened again
+    /// is another's in the same way.
     pub(crate) fn check_owns(&self, session: &Session) -> Result<(), EngineError> {
-        match self.cache.owns(&session.sequence) {
-            true => Ok(()),
-            false => Err(EngineError::OtherEngine),
+        match (self.cache.owns(&session.sequence), &self.executor) {
+            (true, _) => Ok(()),
+            (false, Some(_)) => Err(ForwardError::from(DeviceError::Lost).into()),
+            (false, None) => Err(EngineError::OtherEngine),
         }
     }
 
