@@ -708,17 +708,22 @@ fn a_partial_file_that_became_a_blob_is_not_written_to() {
     assert!(cache::lock(third, &path).unwrap().is_some());
 }
 
+/// A file of a hub, four bytes long.
+fn four_bytes(path: &str) -> RemoteFile {
+    RemoteFile {
+        path: path.to_owned(),
+        size: Some(4),
+        blob: "00ff".to_owned(),
+        sha256: None,
+    }
+}
+
 /// Both used to be made in place: links were there already for the second, and a branch was empty for a moment.
 #[test]
 fn links_and_branches_are_made_by_several_processes_at_once() {
     let cache = tempfile::tempdir().unwrap();
     let repository = Repository::new(cache.path(), "owner/name");
-    let file = RemoteFile {
-        path: "sub/m.gguf".to_owned(),
-        size: Some(4),
-        blob: "00ff".to_owned(),
-        sha256: None,
-    };
+    let file = four_bytes("sub/m.gguf");
     let mut partial = repository.partial(&file).unwrap();
     partial.append(b"GGUF").unwrap();
     partial.complete(&file, 4).unwrap();
@@ -747,12 +752,7 @@ fn links_and_branches_are_made_by_several_processes_at_once() {
 fn contents_that_another_program_added_to_are_discarded() {
     let cache = tempfile::tempdir().unwrap();
     let repository = Repository::new(cache.path(), "owner/name");
-    let file = RemoteFile {
-        path: "m.gguf".to_owned(),
-        size: Some(4),
-        blob: "00ff".to_owned(),
-        sha256: None,
-    };
+    let file = four_bytes("m.gguf");
     let mut partial = repository.partial(&file).unwrap();
     partial.append(b"GGUF").unwrap();
     let blobs = repository.root().join("blobs");

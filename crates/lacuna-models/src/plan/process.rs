@@ -39,12 +39,13 @@ pub struct VocabularySize {
 /// per thread.
 const PROGRAM_BYTES: u64 = 6 << 20;
 
-/// Measured on vocabularies of 49,000 to 262,144 tokens, texts and what loading takes included: 128 to 135 bytes a token
-/// where none has a merge, which are hash tables; 215 for a token and its merge together.
+/// Measured by the kernel's account of the process, texts and what loading takes included: 128 bytes a token of Gemma's
+/// 262,144 and 176 of 151,936 synthetic ones, none of which has a merge, which are hash tables; 215 for a token and its
+/// merge together (SmolLM2).
 const TOKEN_BYTES: u64 = 150;
 const MERGE_BYTES: u64 = 70;
 /// A token in the tables of structured output, which are built when the first reply is held to a grammar and then stay.
-/// Measured by the kernel's account of the process, with what the allocator keeps of building them: 258 (Gemma) to 273
+/// Measured in the same way, with what the allocator keeps of building them: 206 (synthetic), 258 (Gemma), 273
 /// (SmolLM2).
 const CONSTRAINED_TOKEN_BYTES: u64 = 300;
 /// The file's metadata and the tokenizer each have texts of their own, twice while they are built.
