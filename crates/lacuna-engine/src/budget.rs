@@ -46,7 +46,7 @@ impl Had {
             _ => EngineError::MemoryShort {
                 spare: ByteLength::new(error.budget),
                 reserve: ByteLength::new(self.reserve),
-                needed: error.needed,
+                needed: Box::new(error.needed),
             },
         }
     }

@@ -479,7 +479,7 @@ impl Engine {
             return;
         }
         self.tended = Some(now);
-        self.memory = self.system.memory();
+        self.memory = self.system.memory(0);
         let ledger = self.cache.ledger();
         let in_use = ledger.committed.saturating_sub(ledger.idle).get();
         let demand = KvDemand {

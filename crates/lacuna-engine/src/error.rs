@@ -90,7 +90,7 @@ pub enum EngineError {
         /// What is left to the kernel and to others.
         reserve: ByteLength,
         /// What there would have to be.
-        needed: lacuna_models::plan::Parts,
+        needed: Box<lacuna_models::plan::Parts>,
     },
     /// A text has so many tokens that its activations do not fit.
     #[error(

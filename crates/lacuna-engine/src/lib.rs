@@ -58,6 +58,7 @@ pub use needs::Needs;
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};
 pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
+pub use scheduler::{Borrower, LoanRefusal};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use service_session::{Continuation, Piece, ServiceSession};
 pub use session::Session;

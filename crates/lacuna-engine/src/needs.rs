@@ -81,7 +81,12 @@ impl EngineConfig {
         };
         let full = whole.kv.peak_bytes(whole.kv.context_tokens);
         let more = full.saturating_sub(conversation);
-        let (least, working) = (with_rows(&tight), with_rows(&whole));
+        // With room for the tables by which replies are held to grammars, which clients ask for at any time.
+        let working = Parts {
+            constraint_bytes: whole.program.constraint_bytes,
+            ..with_rows(&whole)
+        };
+        let least = with_rows(&tight);
         Ok((Needs::new(&least, &working, more), weights))
     }
 

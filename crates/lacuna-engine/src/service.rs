@@ -18,7 +18,7 @@ use crate::error::EngineError;
 use crate::request::{Refusal, Request};
 use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
-use crate::scheduler::{Scheduler, Waiting};
+use crate::scheduler::{Borrower, Loan, LoanRefusal, Scheduler, Waiting};
 use crate::status::{Status, retry_after};
 use crate::stream::Stream;
 
@@ -63,7 +63,6 @@ impl ServiceConfig {
                 Some(_) => Some(ByteLength::new(0)),
                 None => self.engine.request_memory,
             },
-            constraints: true,
             ..self.engine.clone()
         }
     }
@@ -138,6 +137,8 @@ struct Shared {
     request_limits: RequestLimits,
     /// The least that the budget can be.
     least: Parts,
+    /// What the tables take by which replies are held to grammars.
+    constraint_bytes: u64,
     inbox: Mutex<Inbox>,
     wake: Condvar,
 }
@@ -181,10 +182,12 @@ impl Service {
     pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
         let engine = Engine::new(Arc::clone(&model), &config.engine_config())?;
         let least = engine.plan().least_while_running();
+        let constraint_bytes = engine.plan().program.constraint_bytes;
         let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {
             model,
             least,
+            constraint_bytes,
             request_limits: scheduler.request_limits(),
             inbox: Mutex::new(Inbox {
                 status: scheduler.status(),
@@ -319,6 +322,24 @@ impl Handle {
     #[must_use]
     pub fn anonymous_bytes(&self) -> u64 {
         self.shared.request_limits.cache.get().anonymous_bytes() + self.model().placed_bytes()
+    }
+
+    /// Makes memory of the budget `borrower`'s, for the tables of the vocabulary by which replies are held to grammars. KV
+    /// pages and weights have as much less until it is given back: they ask for it when they are short, and when nobody has
+    /// used it for as long as the prefix cache keeps what nobody uses. Blocks until the step under way is over.
+    ///
+    /// # Errors
+    /// [`LoanRefusal`]; `borrower` is dropped then.
+    pub fn lend_for_constraints(
+        &self,
+        borrower: impl Borrower + 'static,
+    ) -> Result<(), LoanRefusal> {
+        let loan = Loan {
+            bytes: self.shared.constraint_bytes,
+            borrower: Box::new(borrower),
+        };
+        self.between_steps(|scheduler| scheduler.lend(loan))
+            .map_err(|_| LoanRefusal::ServiceEnded)?
     }
 
     /// Asks the service to end as [`Service::shutdown`] does, and does not wait until it has.

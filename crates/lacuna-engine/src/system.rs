@@ -13,8 +13,8 @@ pub(crate) trait System: Send {
     /// The time now.
     fn now(&self) -> Instant;
 
-    /// How short of memory the system is.
-    fn memory(&self) -> Reading;
+    /// How short of memory the system is, when others hold `lent_bytes` of what is planned for KV pages and weights.
+    fn memory(&self, lent_bytes: u64) -> Reading;
 }
 
 /// The system this process runs on.
@@ -33,9 +33,9 @@ impl System for Host {
         Instant::now()
     }
 
-    fn memory(&self) -> Reading {
+    fn memory(&self, lent_bytes: u64) -> Reading {
         let apart = self.cache.anonymous_bytes() + self.model.placed_bytes();
-        Reading::now(&self.process, apart)
+        Reading::now(&self.process, apart + lent_bytes)
     }
 }
 
@@ -91,7 +91,7 @@ impl System for FakeSystem {
         self.state().0
     }
 
-    fn memory(&self) -> Reading {
+    fn memory(&self, _lent_bytes: u64) -> Reading {
         self.state().1
     }
 }

@@ -54,7 +54,6 @@ fn demand(context_tokens: usize) -> Demand {
         budget_bytes: None,
         request_bytes: None,
         image_bytes: 0,
-        constraints: false,
     }
 }
 
@@ -458,24 +457,12 @@ fn a_budget_below_the_first_token_is_refused_with_what_it_takes() {
 }
 
 #[test]
-fn grammars_take_tables_of_the_vocabulary_and_nothing_else() {
+fn tables_for_grammars_are_told_and_not_planned() {
     let subject = Subject::named("qwen3-0.6b");
-    let least = |constraints| {
-        let demand = Demand {
-            constraints,
-            ..demand(1_024)
-        };
-        subject
-            .plan("sparse", F16, &demand)
-            .expect("a plan")
-            .least()
-    };
-    let (without, with) = (least(false), least(true));
-    assert!(with.vocabulary_bytes >= without.vocabulary_bytes + 250 * 151_936);
-    assert_eq!(
-        with.bytes() - with.vocabulary_bytes,
-        without.bytes() - without.vocabulary_bytes
-    );
+    let plan = subject.plan("sparse", F16, &demand(1_024)).expect("a plan");
+    assert!(plan.program.constraint_bytes >= 250 * 151_936);
+    assert_eq!(plan.least().constraint_bytes, 0);
+    assert_eq!(plan.full().parts.constraint_bytes, 0);
 }
 
 #[test]
@@ -528,7 +515,6 @@ proptest! {
                 budget_bytes: Some(budget_bytes),
                 request_bytes: None,
                 image_bytes: 0,
-                constraints: true,
                 logits: Logits::Last,
             };
             let plan = subject.plan("sparse", F16, &demand).expect("a plan");

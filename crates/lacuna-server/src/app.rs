@@ -314,7 +314,7 @@ impl App {
         let account = self.engine.request_memory();
         rule.map(|rule| {
             self.grammars
-                .constraint(self.model(), &rule, reader, account)
+                .constraint(self.model(), &rule, reader, (account, &self.engine))
         })
         .transpose()
     }
@@ -325,9 +325,12 @@ impl App {
         most: usize,
         reader: &Reader,
         constraint: Option<Box<dyn Constraint>>,
-    ) -> Option<Box<dyn Constraint>> {
-        self.grammars
-            .end_thoughts(self.model(), reader, most, constraint)
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let thoughts = (most, constraint);
+        let held = self
+            .grammars
+            .end_thoughts(self.model(), reader, thoughts, &self.engine);
+        Ok(held?)
     }
 
     /// Whether the model's own template tells it of tools.

@@ -89,7 +89,7 @@ impl Chat {
         request.constraint = app.constraint(rule, reader.as_ref())?;
         match (parameters.reasoning_budget(), &reader) {
             (Some((_, most)), Some(reader)) => {
-                request.constraint = app.end_thoughts(most, reader, request.constraint.take());
+                request.constraint = app.end_thoughts(most, reader, request.constraint.take())?;
             }
             // Nothing tells thoughts from what is said.
             (Some((field, _)), None) => ignored.note(field)?,

@@ -77,7 +77,7 @@ const EMPTY = {
   waiting: 0,
   ledger: { pinned_bytes: 0, pinned_only_bytes: 0, shared_bytes: 0, unique_bytes: 0, idle_bytes: 0, retiring_bytes: 0, committed_bytes: 0 },
   budget: {
-    activation_bytes: 0, vocabulary_bytes: 0, thread_bytes: 0, sampling_bytes: 0, copied_weight_bytes: 0,
+    activation_bytes: 0, vocabulary_bytes: 0, constraint_bytes: 0, thread_bytes: 0, sampling_bytes: 0, copied_weight_bytes: 0,
     converted_weight_bytes: 0, mapped_weight_bytes: 0, kv_bytes_now: 0, dense_bytes: 0,
   },
   weights: { pinned_bytes: 0, expert_bytes: 0, ring_bytes: 0, row_bytes: 0, streamed_bytes_per_pass: 0 },
@@ -133,7 +133,7 @@ function split({ ledger, budget, weights, sessions, pooled_bytes: pooled = 0 }) 
     slack,
     idle: ledger.idle_bytes + ledger.retiring_bytes,
     working: budget.activation_bytes + budget.request_bytes,
-    program: budget.program_bytes + budget.vocabulary_bytes + budget.thread_bytes
+    program: budget.program_bytes + budget.vocabulary_bytes + budget.constraint_bytes + budget.thread_bytes
       + budget.sampling_bytes + budget.beyond_plan_bytes,
     weights: budget.copied_weight_bytes + budget.converted_weight_bytes + weights.pinned_bytes
       + weights.expert_bytes,

@@ -225,12 +225,10 @@ fn four_times_the_clients_that_fit_stay_within_the_budget_by_the_kernels_account
     }
 }
 
-#[test]
-fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_says() {
-    let folder = tempfile::tempdir().expect("a folder");
+/// A model of 151,936 tokens, and next to nothing else.
+fn large_vocabulary(folder: &tempfile::TempDir) -> String {
     let file = folder.path().join("model.gguf");
     let path = file.to_str().expect("UTF-8");
-    // 151,936 tokens, and next to nothing else.
     let synth = [
         "synth",
         "qwen3-0.6b",
@@ -245,21 +243,35 @@ fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_s
         .arg(path)
         .output();
     assert!(made.expect("the program starts").status.success());
-    // One reply and a small batch, so that little else is there that is not taken.
-    let small = [
-        "--ctx",
-        "256",
-        "--max-running",
-        "1",
-        "--max-batched-tokens",
-        "16",
-    ];
-    let server = Server::start(&[&[path, "--budget", "256MiB"], &small[..]].concat());
-    let form = json!({"type": "json_object"});
-    for body in [
-        json!({"prompt": "Hello", "max_tokens": 3}),
-        json!({"prompt": "Hello", "max_tokens": 3, "response_format": form}),
-    ] {
+    path.to_owned()
+}
+
+/// One reply and a small batch, so that little else is there that is not taken.
+const SMALL: [&str; 6] = [
+    "--ctx",
+    "256",
+    "--max-running",
+    "1",
+    "--max-batched-tokens",
+    "16",
+];
+
+fn plain() -> Value {
+    json!({"prompt": "Hello", "max_tokens": 3})
+}
+
+fn held_to_json() -> Value {
+    json!({"prompt": "Hello", "max_tokens": 3, "response_format": {"type": "json_object"}})
+}
+
+#[test]
+fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = large_vocabulary(&folder);
+    let server = Server::start(&[&[&*path, "--budget", "256MiB"], &SMALL[..]].concat());
+    let before = server.memory()["budget"].clone();
+    assert_eq!(number(&before, "constraint_bytes"), 0, "there are none yet");
+    for body in [plain(), held_to_json()] {
         assert_eq!(server.status(&body), Some(200));
     }
     let held = Held::of(server.child.id());
@@ -269,7 +281,13 @@ fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_s
         0,
         "{held:?} of {budget}"
     );
-    let vocabulary = server.number("vocabulary_bytes");
+    let tables = number(budget, "constraint_bytes");
+    assert_eq!(
+        number(&before, "kv_bytes") - number(budget, "kv_bytes"),
+        tables,
+        "KV pages have as much less"
+    );
+    let vocabulary = server.number("vocabulary_bytes") + tables;
     // What requests may hold is far from taken, so what hides there is looked for beside it.
     let others = [
         "program",
@@ -288,10 +306,60 @@ fn a_large_vocabulary_and_its_tables_for_grammars_take_no_more_than_their_rule_s
     );
 }
 
+#[test]
+fn tables_for_grammars_come_when_they_are_needed_and_go_when_conversations_need_their_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = large_vocabulary(&folder);
+    let start = |budget: &str| {
+        let mapped = [&*path, "--budget", budget, "--weights", "mmap"];
+        Server::start(&[&mapped[..], &SMALL[..]].concat())
+    };
+    let tables = |server: &Server| number(&server.memory()["budget"], "constraint_bytes");
+    let roomy = start("256MiB");
+    let apart = ["request_bytes", "kv_bytes", "mapped_weight_bytes"];
+    let parts = PARTS.into_iter().filter(|part| !apart.contains(part));
+    let others: u64 = parts.map(|part| roomy.number(part)).sum();
+    drop(roomy);
+    // Room for requests and pages of a few MiB, and not for tables of 43.
+    let server = start(&format!("{}", (others + 12 * MIB) * 8 / 7));
+    assert_eq!(server.status(&plain()), Some(200));
+    let mut refused = String::new();
+    let mut reply = server.ask(&held_to_json()).expect("it listens");
+    reply.read_to_string(&mut refused).expect("a reply");
+    assert!(refused.starts_with("HTTP/1.1 400"), "{refused}");
+    assert!(refused.contains("budget_exceeded"), "{refused}");
+    assert_eq!((server.status(&plain()), tables(&server)), (Some(200), 0));
+    drop(server);
+    // With the least that the refusal names they fit, beside one group of rows.
+    let (_, least) = refused.split_once("budget of ").expect("the least");
+    let (least, _) = least.split_once(" MiB").expect("in MiB");
+    let least: f64 = least.parse().expect("a number");
+    let bytes = (least * MIB as f64).ceil() as u64;
+    let server = start(&bytes.to_string());
+    let done = AtomicBool::new(false);
+    let most = thread::scope(|scope| {
+        let watch = scope.spawn(|| server.watch(&done));
+        let mut seen = Vec::new();
+        for body in [
+            held_to_json(),
+            json!({"prompt": words(1, 120), "max_tokens": 3}),
+            held_to_json(),
+        ] {
+            seen.push((server.status(&body), tables(&server) > 0));
+        }
+        done.store(true, Ordering::Release);
+        let ok = Some(200);
+        assert_eq!(seen, [(ok, true), (ok, false), (ok, true)]);
+        watch.join().expect("figures")
+    });
+    most.assert_within(bytes, &server.ready);
+}
+
 /// Names of the parts of a budget.
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "program_bytes",
     "vocabulary_bytes",
+    "constraint_bytes",
     "thread_bytes",
     "sampling_bytes",
     "copied_weight_bytes",

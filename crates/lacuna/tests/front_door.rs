@@ -27,7 +27,6 @@ fn engine_config() -> EngineConfig {
         finite_check: FiniteCheck::Off,
         budget: None,
         request_memory: None,
-        constraints: false,
         accounting: Accounting::Planned,
         weights: lacuna::plan::WeightMode::default(),
         speculation: Speculation::default(),

@@ -54,9 +54,6 @@ pub struct EngineConfig {
     /// least 2 and at most 64 MiB, and what encoding an image takes where the model sees. Below some 8 MiB, longer
     /// conversations are refused.
     pub request_memory: Option<ByteLength>,
-    /// Whether replies may be held to grammars: the tables of the vocabulary for that are in the budget then. Default
-    /// off; a [`ServiceConfig`](crate::ServiceConfig) has it on, since requests come with constraints.
-    pub constraints: bool,
     /// What the budget is held against. Default: the plan.
     pub accounting: Accounting,
     /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
@@ -108,7 +105,6 @@ impl Default for EngineConfig {
             finite_check: FiniteCheck::Off,
             budget: None,
             request_memory: None,
-            constraints: false,
             accounting: Accounting::default(),
             weights: WeightMode::default(),
             speculation: Speculation::default(),
@@ -286,7 +282,6 @@ impl EngineConfig {
                 .request_memory
                 .map(|bytes| bytes.get().min(Self::MOST_REQUEST_BYTES)),
             image_bytes: 0,
-            constraints: self.constraints,
         })
     }
 

@@ -79,6 +79,8 @@ impl Scheduler {
                     index += 1;
                 }
                 Verdict::Recompute => self.forget_away(index),
+                // There may be enough now.
+                Verdict::WaitForMemory if self.take_back() => {}
                 Verdict::WaitForMemory => {
                     if short.is_empty() {
                         end = index + 1 + Self::LOOKED_AT;

@@ -80,6 +80,13 @@ struct Scoring {
     scored: Result<Vec<PromptToken>, Failure>,
 }
 
+impl Choice {
+    /// Whether it is held to a constraint.
+    pub(super) fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
+    }
+}
+
 /// A choice that runs, and so has a KV cache.
 pub(crate) struct Session {
     pub(crate) choice: Choice,

@@ -17,6 +17,7 @@ mod admission;
 mod deliver;
 mod device_loss;
 mod job;
+mod lending;
 mod preemption;
 mod report;
 mod restoring;
@@ -54,6 +55,8 @@ use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::System;
 pub(crate) use job::{Job, Restore, Running, Session, Taken, Waiting, Workspace};
+pub(crate) use lending::Loan;
+pub use lending::{Borrower, LoanRefusal};
 use schedule::{Ahead, Demand, StepLimits, keep_images_whole, ration_rows, schedule};
 
 /// Requests under way on one engine.
@@ -89,11 +92,15 @@ pub(crate) struct Scheduler {
     tended: Option<Instant>,
     /// When the last pass ended.
     passed: Option<Instant>,
+    /// Since when pages may lie idle; `None` once they have been given back to the system.
+    idle_since: Option<Instant>,
     /// Since when KV pages could do with so much less that weights are to have it back.
     spare_since: Option<Instant>,
     system: Box<dyn System>,
     /// What requests hold outside the KV cache is taken from it.
     request_memory: RequestMemory,
+    /// What others hold of the budget.
+    loans: Vec<Loan>,
     /// What steps take, for guesses.
     pace: Pace,
     /// The draft model, if there is one.
@@ -149,7 +156,7 @@ impl Scheduler {
         config: ServiceConfig,
         system: Box<dyn System>,
     ) -> Result<Self, EngineError> {
-        let memory = system.memory();
+        let memory = system.memory(0);
         let kv_limit = kv_share(&budget, memory).max(engine.kv_cache().page_bytes() as u64);
         engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
         let prefix = empty_prefix(&*engine, &config);
@@ -177,9 +184,11 @@ impl Scheduler {
             starved: None,
             tended: None,
             passed: None,
+            idle_since: None,
             spare_since: None,
             system,
             request_memory,
+            loans: Vec::new(),
             pace: Pace::default(),
             drafter: None,
             counters: Counters::default(),
@@ -245,11 +254,15 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Whether time may change something: end what the prefix cache holds, move weights, which follow what memory the
+    /// Whether time may change something: end what the prefix cache holds or what is lent, give idle pages back, move weights, which follow what memory the
     /// system has also while nobody asks for anything, or end the memory of activations.
     pub(crate) fn needs_tending(&self) -> bool {
         let weights_move = self.engine.weights_to_spare() > 0 || !self.engine.has_all_weights();
-        !self.prefix.tree().is_empty() || weights_move || self.holds_activations()
+        !self.prefix.tree().is_empty()
+            || weights_move
+            || self.holds_activations()
+            || self.idle_since.is_some()
+            || !self.loans.is_empty()
     }
 
     /// Whether activations of earlier passes are still in memory, the draft model's among them.
@@ -443,6 +456,7 @@ impl Scheduler {
         let ended = self.system.now();
         let time = ended.duration_since(begun);
         self.passed = Some(ended);
+        self.idle_since = Some(ended);
         if prompts {
             self.prompt_rate.observe(tokens as f64, time);
         }

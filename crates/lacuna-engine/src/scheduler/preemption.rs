@@ -1,7 +1,7 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
 //! In this order: what a draft model has of sequences, cached groups that nobody uses and resume points, written to files before where that pays, then
-//! weights, which are read for each pass from then on, then the last of the running requests, which are preempted:
+//! tables that are lent and not used, then weights, which are read for each pass from then on, then the last of the running requests, which are preempted:
 //! computed again later from what the cache still has of them, or brought back from the swap file. Weights get back
 //! what KV pages have not needed for a while.
 
@@ -31,6 +31,10 @@ impl Scheduler {
     /// milliseconds.
     pub(super) const REST: Duration = Duration::from_secs(1);
 
+    /// How long pages that nobody has stay in memory when there is nothing to compute: taking 64 MiB of them again costs the
+    /// next request some 25 milliseconds (`lacuna bench pages`).
+    pub(super) const LONG_REST: Duration = Duration::from_secs(10);
+
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
         let ledger = self.engine.kv_cache().ledger();
@@ -45,9 +49,14 @@ impl Scheduler {
         }
         self.tended = Some(now);
         if let Some(time_to_live) = self.config.prefix_cache.time_to_live {
-            while self.expire(now, time_to_live) {}
+            while self.expire(now, time_to_live) {
+                self.idle_since = Some(now);
+            }
+            if let Some(then) = now.checked_sub(time_to_live) {
+                self.take_back_unused_since(then);
+            }
         }
-        self.memory = self.system.memory();
+        self.memory = self.system.memory(self.lent_bytes());
         let demand = self.kv_demand();
         self.arbiter().follow(demand);
         while self.owned_bytes() > self.kv_limit && self.evict() {}
@@ -59,6 +68,11 @@ impl Scheduler {
         let rested = |last: Instant| now.duration_since(last) >= Self::REST;
         if self.is_idle() && self.passed.is_none_or(rested) && self.holds_activations() {
             self.give_back_activations();
+        }
+        let rested = |since: Instant| now.duration_since(since) >= Self::LONG_REST;
+        if self.is_idle() && self.idle_since.is_some_and(rested) {
+            self.engine.kv_cache().pool().trim();
+            self.idle_since = None;
         }
     }
 
@@ -85,12 +99,27 @@ impl Scheduler {
     /// Makes `bytes` what the process may commit from now on. What there is too much of goes in the order in which
     /// memory is found for a step; what there is more of is for KV pages, and weights get it back as they get theirs.
     pub(crate) fn set_budget(&mut self, bytes: u64) {
-        let parts = &self.budget.parts;
-        let others = parts.besides_kv() - parts.read_weight_bytes;
-        // For KV pages and weights together.
-        let room = bytes.saturating_sub(others);
         // What has come back from the swap file by now runs, and gives way in its turn.
         self.follow_swaps();
+        if self.owned_bytes() + self.budget.parts.read_weight_bytes > self.room(bytes) {
+            self.take_back();
+        }
+        self.divide(bytes);
+        // The first request, too: it is computed again, and fails if it cannot fit. What the cache keeps of it goes as well.
+        while self.owned_bytes() > self.kv_limit
+            && (self.give_up_one() || self.preempt_last(Urgency::Now))
+        {}
+    }
+
+    /// What a budget of `bytes` has for KV pages and weights together.
+    pub(super) fn room(&self, bytes: u64) -> u64 {
+        let parts = &self.budget.parts;
+        bytes.saturating_sub(parts.besides_kv() - parts.read_weight_bytes)
+    }
+
+    /// Makes `bytes` what the process may commit, of which what is lent stays lent and the first request keeps its pages.
+    pub(super) fn divide(&mut self, bytes: u64) {
+        let room = self.room(bytes);
         while self.owned_bytes() + self.budget.parts.read_weight_bytes > room && self.evict() {}
         let page = self.engine.kv_cache().page_bytes() as u64;
         let used = self.owned_bytes().max(self.first_needs()).max(page);
@@ -101,13 +130,15 @@ impl Scheduler {
         self.budget.budget_bytes = Some(bytes);
         let kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
         self.budget = self.budget.with_kv(kv_bytes);
-        self.kv_most.store(self.kv_share(), Ordering::Relaxed);
+        self.tell_most();
         self.tended = None;
         self.tend(self.system.now());
-        // The first request, too: it is computed again, and fails if it cannot fit. What the cache keeps of it goes as well.
-        while self.owned_bytes() > self.kv_limit
-            && (self.give_up_one() || self.preempt_last(Urgency::Now))
-        {}
+    }
+
+    /// Tells those who take requests what KV pages may come to: what is lent is theirs again when nobody uses it.
+    pub(super) fn tell_most(&self) {
+        let most = self.kv_share().saturating_add(self.lent_bytes());
+        self.kv_most.store(most, Ordering::Relaxed);
     }
 
     pub(super) fn kv_demand(&self) -> KvDemand {
@@ -192,7 +223,7 @@ impl Scheduler {
         }
         match self.put_aside() {
             Eviction::Evicted => true,
-            Eviction::Nothing if self.take_from_weights(shortage) => true,
+            Eviction::Nothing if self.take_back() || self.take_from_weights(shortage) => true,
             Eviction::Nothing if !self.is_freeing() => self.preempt_after(index, Urgency::Soon),
             // It may be there before this step ends.
             Eviction::Writing | Eviction::Nothing => {
@@ -208,15 +239,19 @@ impl Scheduler {
     pub(crate) fn make_room_beside(&mut self, shortage: &KvError) -> bool {
         is_limit(shortage)
             && (self.evict()
+                || self.take_back()
                 || self.take_from_weights(shortage)
                 || self.give_up_freeing()
                 || self.preempt_last(Urgency::Now))
     }
 
-    /// Gives up one thing at once: a cached group, a resume point, what is on its way to the swap file or has just come
-    /// from it, or the last request but the first.
+    /// Gives up one thing at once: a cached group, a resume point, what is lent and not used, what is on its way to the swap
+    /// file or has just come from it, or the last request but the first.
     fn give_up_one(&mut self) -> bool {
-        self.evict() || self.give_up_freeing() || self.preempt_after(0, Urgency::Now)
+        self.evict()
+            || self.take_back()
+            || self.give_up_freeing()
+            || self.preempt_after(0, Urgency::Now)
     }
 
     /// Takes the memory of weights for the pages that a session lacks, as far as the system has some.
@@ -367,7 +402,9 @@ impl Scheduler {
             true => Duration::ZERO,
             false => Self::STARVATION,
         };
-        if now.duration_since(since) < patience || (final_word && self.share_again()) {
+        if now.duration_since(since) < patience
+            || (final_word && (self.share_again() || self.take_back_from_waiting()))
+        {
             return;
         }
         let why = refused.map_or_else(

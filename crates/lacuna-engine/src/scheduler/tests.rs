@@ -6,6 +6,7 @@ mod device;
 mod endings;
 mod folder;
 mod heads;
+mod lending;
 mod preemption;
 mod report;
 mod speculation;

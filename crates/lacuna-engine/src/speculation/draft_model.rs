@@ -249,7 +249,6 @@ fn plan(
         sequences: config.sequences.min(MOST_SEQUENCES),
         budget: None,
         request_memory: Some(lacuna_pages::ByteLength::new(0)),
-        constraints: false,
         weights: weight_mode,
         speculation: super::Speculation::Off,
         draft: None,

@@ -28,8 +28,11 @@ use crate::spec::ModelSpec;
 pub struct Parts {
     /// The program's own data and what the allocator keeps.
     pub program_bytes: u64,
-    /// The tokenizer, the file's metadata, and the tables of structured output.
+    /// The tokenizer and the file's metadata.
     pub vocabulary_bytes: u64,
+    /// Tables of the vocabulary by which replies are held to grammars. None are planned: what they take is had from KV
+    /// pages and weights while there are any.
+    pub constraint_bytes: u64,
     /// Buffers and stacks of the threads that compute.
     pub thread_bytes: u64,
     /// Candidates that a token is chosen from.
@@ -64,10 +67,11 @@ impl Parts {
         (arena, cpu): (&ArenaPlan, &CpuConfig),
         request_bytes: u64,
     ) -> Self {
-        let process = ProcessPlan::new(spec, vocabulary, cpu, false);
+        let process = ProcessPlan::new(spec, vocabulary, cpu);
         Self {
             program_bytes: process.program_bytes,
             vocabulary_bytes: process.vocabulary_bytes,
+            constraint_bytes: 0,
             thread_bytes: process.thread_bytes,
             sampling_bytes: 0,
             copied_weight_bytes: weights.copied_bytes(),
@@ -86,6 +90,7 @@ impl Parts {
     pub fn besides_kv(&self) -> u64 {
         self.program_bytes
             + self.vocabulary_bytes
+            + self.constraint_bytes
             + self.thread_bytes
             + self.sampling_bytes
             + self.copied_weight_bytes
@@ -181,6 +186,7 @@ impl Display for Parts {
         let parts = [
             ("program", self.program_bytes),
             ("vocabulary", self.vocabulary_bytes),
+            ("tables for grammars", self.constraint_bytes),
             ("threads", self.thread_bytes),
             ("sampling", self.sampling_bytes),
             ("copied weights", self.copied_weight_bytes),
@@ -238,6 +244,7 @@ impl Plan {
         Parts {
             program_bytes: self.program.program_bytes,
             vocabulary_bytes: self.program.vocabulary_bytes,
+            constraint_bytes: 0,
             thread_bytes: self.program.thread_bytes,
             sampling_bytes: self.program.sampling_bytes,
             copied_weight_bytes: self.weights.copied_bytes(),

@@ -110,8 +110,6 @@ pub struct Demand {
     pub request_bytes: Option<u64>,
     /// What decoding and encoding an image takes.
     pub image_bytes: u64,
-    /// Whether replies may be held to grammars, which takes tables of the vocabulary.
-    pub constraints: bool,
 }
 
 impl Demand {
@@ -250,7 +248,7 @@ impl Plan {
             residency: Residency::mapped(),
             draft: demand.draft,
             device: DevicePlan::default(),
-            program: ProcessPlan::new(spec, vocabulary, &demand.cpu, demand.constraints),
+            program: ProcessPlan::new(spec, vocabulary, &demand.cpu),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes) + image_bytes),
             requests_share: demand.request_bytes.is_none(),

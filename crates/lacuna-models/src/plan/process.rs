@@ -15,12 +15,14 @@ pub struct ProcessPlan {
     /// The program's own data, the threads that only wait, what the allocator keeps for itself, and
     /// the tables of the KV cache and of the prefix cache.
     pub program_bytes: u64,
-    /// The tokenizer, the file's metadata, and the tables of structured output.
+    /// The tokenizer and the file's metadata.
     pub vocabulary_bytes: u64,
     /// The buffers and stacks of the threads that compute.
     pub thread_bytes: u64,
     /// Rows of candidates that a token is chosen from.
     pub sampling_bytes: u64,
+    /// Beside them: the tables by which replies are held to grammars, while there are any.
+    pub constraint_bytes: u64,
 }
 
 /// How much there is in a vocabulary.
@@ -44,9 +46,8 @@ const PROGRAM_BYTES: u64 = 6 << 20;
 /// merge together (SmolLM2).
 const TOKEN_BYTES: u64 = 150;
 const MERGE_BYTES: u64 = 70;
-/// A token in the tables of structured output, which are built when the first reply is held to a grammar and then stay.
-/// Measured in the same way, with what the allocator keeps of building them: 206 (synthetic), 258 (Gemma), 273
-/// (SmolLM2).
+/// A token in the tables of structured output. Measured in the same way, with what the allocator keeps of building them:
+/// 206 (synthetic), 258 (Gemma), 273 (SmolLM2).
 const CONSTRAINED_TOKEN_BYTES: u64 = 300;
 /// The file's metadata and the tokenizer each have texts of their own, twice while they are built.
 const TEXT_COPIES: u64 = 4;
@@ -96,30 +97,22 @@ impl VocabularySize {
         }
     }
 
-    /// What it takes, and with it the tables by which replies are held to grammars if they are `constrained`.
-    fn bytes(self, constrained: bool) -> u64 {
+    /// What it takes.
+    fn bytes(self) -> u64 {
         let (tokens, merges, text) = (self.tokens, self.merges, self.text_bytes);
-        let token = match constrained {
-            true => TOKEN_BYTES + CONSTRAINED_TOKEN_BYTES,
-            false => TOKEN_BYTES,
-        };
-        token * tokens as u64 + MERGE_BYTES * merges as u64 + TEXT_COPIES * text as u64
+        TOKEN_BYTES * tokens as u64 + MERGE_BYTES * merges as u64 + TEXT_COPIES * text as u64
     }
 }
 
 impl ProcessPlan {
-    pub(super) fn new(
-        spec: &ModelSpec,
-        vocabulary: VocabularySize,
-        cpu: &CpuConfig,
-        constrained: bool,
-    ) -> Self {
+    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, cpu: &CpuConfig) -> Self {
         let threads = cpu.threads.get() as u64;
         Self {
             program_bytes: PROGRAM_BYTES,
-            vocabulary_bytes: vocabulary.bytes(constrained),
+            vocabulary_bytes: vocabulary.bytes(),
             thread_bytes: threads * (cpu.bytes_per_thread() as u64 + THREAD_BYTES),
             sampling_bytes: CANDIDATE_BYTES * spec.vocabulary as u64,
+            constraint_bytes: CONSTRAINED_TOKEN_BYTES * vocabulary.tokens as u64,
         }
     }
 }

@@ -9,7 +9,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{ConstraintError, Failure, MemoryRefusal, Refusal};
+use lacuna_engine::{ConstraintError, Failure, LoanRefusal, MemoryRefusal, Refusal};
 use lacuna_files::LostFile;
 use lacuna_models::PromptError;
 use lacuna_pages::ByteLength;
@@ -371,6 +371,19 @@ impl From<Refusal> for ApiError {
             Refusal::TooManyLogprobs { .. } => bad("invalid_value", "logprobs"),
             Refusal::Sampling(error) => bad("invalid_value", error.setting),
             _ => Self::new(StatusCode::BAD_REQUEST, "refused", message),
+        }
+    }
+}
+
+impl From<LoanRefusal> for ApiError {
+    fn from(refusal: LoanRefusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            LoanRefusal::BudgetTooSmall { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, "budget_exceeded", message)
+            }
+            LoanRefusal::ServiceEnded => Self::unavailable("shutting_down", message),
+            _ => Self::unavailable("out_of_memory", message),
         }
     }
 }

@@ -1,10 +1,15 @@
 //! The engine's constraint over `llguidance`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::time::Instant;
 
-use lacuna_engine::{Constraint, ConstraintError, HeldMemory, MemoryRefusal, RequestMemory};
+use lacuna_engine::{
+    Borrower, Constraint, ConstraintError, Handle, HeldMemory, LoanRefusal, MemoryRefusal,
+    RequestMemory,
+};
 use lacuna_models::Model;
+use lacuna_pages::return_freed_memory;
 use lacuna_text::reply::{Piece, Reader};
 use llguidance::api::StopReason;
 use llguidance::earley::Parser;
@@ -40,13 +45,92 @@ const SCHEMA_BYTES: usize = 64;
 /// How much more is taken at a time while states are added: more than one token adds.
 const GROWTH_BYTES: usize = 1 << 20;
 
-/// Makes constraints. The vocabulary's tables are built when the first one is asked for.
+/// Makes constraints. The vocabulary's tables are built when one is asked for and there are none, and stay until pages run
+/// short of the memory or nobody has used them for a while.
 #[derive(Default)]
-pub(crate) struct Grammars(OnceLock<Option<Arc<Compiler>>>);
+pub(crate) struct Grammars(Arc<Mutex<Tables>>);
+
+/// The vocabulary's tables.
+#[derive(Default)]
+enum Tables {
+    #[default]
+    None,
+    Built(Arc<Compiler>),
+    /// Nothing ends a text of this vocabulary.
+    Impossible,
+}
 
 struct Compiler {
     vocabulary: TokEnv,
     factory: ParserFactory,
+    /// When a constraint was last made with it, or ended.
+    used: Mutex<Instant>,
+}
+
+/// Keeps tables while a constraint needs them.
+#[derive(Clone)]
+pub(super) struct Use(Arc<Compiler>);
+
+impl Use {
+    pub(super) fn vocabulary(&self) -> &TokEnv {
+        &self.0.vocabulary
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.note_use();
+    }
+}
+
+/// Whose memory tables are in: of the service whose replies they hold to grammars.
+pub(crate) trait Lender {
+    /// Gives memory for tables that `borrower` lets go of.
+    fn lend(&self, borrower: TableMemory) -> Result<(), LoanRefusal>;
+}
+
+impl Lender for Handle {
+    fn lend(&self, borrower: TableMemory) -> Result<(), LoanRefusal> {
+        self.lend_for_constraints(borrower)
+    }
+}
+
+/// Lets go of tables that nobody uses.
+pub(crate) struct TableMemory(Weak<Mutex<Tables>>);
+
+impl Borrower for TableMemory {
+    fn unused_since(&self) -> Option<Instant> {
+        let tables = self.0.upgrade()?;
+        let tables = match tables.try_lock() {
+            Ok(tables) => tables,
+            Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
+            // They are being built.
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        match &*tables {
+            Tables::Built(compiler) if Arc::strong_count(compiler) > 1 => None,
+            Tables::Built(compiler) => Some(compiler.used()),
+            _ => None,
+        }
+    }
+
+    fn give_back(&self) -> bool {
+        let Some(tables) = self.0.upgrade() else {
+            return true;
+        };
+        let mut tables = match tables.try_lock() {
+            Ok(tables) => tables,
+            Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        match &*tables {
+            Tables::Built(compiler) if Arc::strong_count(compiler) > 1 => return false,
+            Tables::Built(_) => *tables = Tables::None,
+            _ => return true,
+        }
+        return_freed_memory();
+        true
+    }
 }
 
 impl fmt::Debug for Grammars {
@@ -56,26 +140,47 @@ impl fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// What holds replies to `rule`, in memory of `account`: of replies that `reader` takes apart, what
-    /// is said in them.
+    /// The tables, which are built in memory of `lender` if there are none. `None` where the vocabulary has nothing that ends
+    /// a text.
+    fn compiler(&self, model: &Model, lender: &dyn Lender) -> Result<Option<Use>, LoanRefusal> {
+        let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Tables::None = &*tables {
+            lender.lend(TableMemory(Arc::downgrade(&self.0)))?;
+            *tables = match Compiler::new(model) {
+                Some(compiler) => Tables::Built(Arc::new(compiler)),
+                None => Tables::Impossible,
+            };
+        }
+        Ok(match &*tables {
+            Tables::Built(compiler) => {
+                compiler.note_use();
+                Some(Use(Arc::clone(compiler)))
+            }
+            Tables::None | Tables::Impossible => None,
+        })
+    }
+
+    /// What holds replies to `rule`, in memory of `account`, with tables in memory of `lender`: of replies that `reader` takes
+    /// apart, what is said in them.
     pub(crate) fn constraint(
         &self,
         model: &Model,
         rule: &Rule,
         reader: Option<&Reader>,
-        account: &RequestMemory,
+        (account, lender): (&RequestMemory, &dyn Lender),
     ) -> Result<Box<dyn Constraint>, ApiError> {
-        let compiler = self.0.get_or_init(|| Compiler::new(model).map(Arc::new));
-        let compiler = compiler
-            .as_ref()
+        let compiler = self
+            .compiler(model, lender)?
             .ok_or_else(|| ApiError::internal("this model's vocabulary allows no constraints"))?;
         let least = GRAMMAR_BYTES + SCHEMA_BYTES * rule.schema_bytes();
         let memory = account.try_take(least)?;
-        let (matcher, parser) = compiler.compile(rule)?;
-        let tables = Tables {
+        let vocabulary = Arc::clone(compiler.vocabulary());
+        let (matcher, parser) = compiler.0.compile(rule)?;
+        let tables = GrammarTables {
             parser,
             memory: Mutex::new(memory),
             least,
+            _compiler: compiler,
         };
         tables.hold()?;
         let grammar = Grammar {
@@ -85,7 +190,7 @@ impl Grammars {
         Ok(match Place::of(rule, reader) {
             None => Box::new(grammar),
             Some(place) => Box::new(Deferred {
-                vocabulary: Arc::clone(&compiler.vocabulary),
+                vocabulary,
                 place,
                 begun: false,
                 grammar,
@@ -101,16 +206,16 @@ impl Grammars {
         &self,
         model: &Model,
         reader: &Reader,
-        most: usize,
-        other: Option<Box<dyn Constraint>>,
-    ) -> Option<Box<dyn Constraint>> {
-        let Some(compiler) = self.0.get_or_init(|| Compiler::new(model).map(Arc::new)) else {
-            return other;
+        (most, other): (usize, Option<Box<dyn Constraint>>),
+        lender: &dyn Lender,
+    ) -> Result<Option<Box<dyn Constraint>>, LoanRefusal> {
+        let Some(compiler) = self.compiler(model, lender)? else {
+            return Ok(other);
         };
-        match Thoughts::new(&compiler.vocabulary, reader, most, other) {
+        Ok(match Thoughts::new(compiler, reader, most, other) {
             Ok(thoughts) => Some(Box::new(thoughts)),
             Err(other) => other,
-        }
+        })
     }
 }
 
@@ -128,7 +233,16 @@ impl Compiler {
         Some(Self {
             vocabulary,
             factory,
+            used: Mutex::new(Instant::now()),
         })
+    }
+
+    fn used(&self) -> Instant {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_use(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// What follows `rule`, and a view of the tables that it and its clones share.
@@ -162,14 +276,15 @@ impl Compiler {
 
 /// What all choices of a request share: the tables of a grammar, which gain states as it is followed,
 /// and the memory for them.
-struct Tables {
+struct GrammarTables {
     parser: Parser,
     memory: Mutex<HeldMemory>,
     /// Bytes held from the start, half of which are for what is not counted below.
     least: usize,
+    _compiler: Use,
 }
 
-impl Tables {
+impl GrammarTables {
     /// Takes what has been added since the last token.
     fn hold(&self) -> Result<(), MemoryRefusal> {
         // Hash tables and lists that have just doubled.
@@ -186,7 +301,7 @@ impl Tables {
 #[derive(Clone)]
 struct Grammar {
     matcher: Matcher,
-    tables: Arc<Tables>,
+    tables: Arc<GrammarTables>,
 }
 
 impl Constraint for Grammar {
@@ -525,6 +640,15 @@ mod tests {
         Model::load(files).expect("the demo model")
     }
 
+    /// Lends to everybody.
+    struct Plenty;
+
+    impl Lender for Plenty {
+        fn lend(&self, _: TableMemory) -> Result<(), LoanRefusal> {
+            Ok(())
+        }
+    }
+
     /// What holds a reply to calls of the only tool, or one call, between tags.
     fn of_tagged_calls(
         model: &Model,
@@ -540,7 +664,7 @@ mod tests {
         let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
         let rule = rule.expect("valid").expect("tools are offered");
         let account = RequestMemory::new(ByteLength::new(16 << 20));
-        let constraint = Grammars::default().constraint(model, &rule, reader, &account);
+        let constraint = Grammars::default().constraint(model, &rule, reader, (&account, &Plenty));
         constraint.expect("it can be followed")
     }
 
@@ -576,7 +700,7 @@ mod tests {
             let rule = Rule::new(None, &tools, syntax, &mut ignored);
             let rule = rule.expect("valid").expect("tools are offered");
             let account = RequestMemory::new(ByteLength::new(16 << 20));
-            let held = Grammars::default().constraint(&model, &rule, None, &account);
+            let held = Grammars::default().constraint(&model, &rule, None, (&account, &Plenty));
             let held = held.expect("it can be followed");
             let takes = |text: String| {
                 let mut held = held.fork();

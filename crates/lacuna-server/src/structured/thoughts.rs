@@ -10,13 +10,15 @@ use lacuna_text::reply::{Format, Reader};
 use lacuna_text::tokenizer::{MARK_CLOSE, MARK_OPEN};
 use toktrie::{TokEnv, TokTrie};
 
+use crate::structured::constraint::Use;
+
 /// What names the channel of a thought in [`Format::Harmony`], and what comes before the name.
 const CHANNEL: &str = "<|channel|>";
 const THOUGHT: &[u8] = b"analysis";
 
 /// Ends the thoughts of a reply after so many tokens, and holds it to another constraint besides, if there is one.
 pub(super) struct Thoughts {
-    vocabulary: TokEnv,
+    tables: Use,
     reader: Reader,
     /// Tokens that may yet be thought.
     left: usize,
@@ -78,16 +80,16 @@ fn marks(names: &[&str], trie: &TokTrie) -> Option<Vec<u32>> {
 impl Thoughts {
     /// For a reply of which `reader` tells thoughts; `None` where nothing ends one.
     pub(super) fn new(
-        vocabulary: &TokEnv,
+        tables: Use,
         reader: &Reader,
         most: usize,
         other: Option<Box<dyn Constraint>>,
     ) -> Result<Self, Option<Box<dyn Constraint>>> {
-        let Some(ending) = Ending::of(reader.format(), vocabulary) else {
+        let Some(ending) = Ending::of(reader.format(), tables.vocabulary()) else {
             return Err(other);
         };
         Ok(Self {
-            vocabulary: Arc::clone(vocabulary),
+            tables,
             reader: reader.clone(),
             left: most,
             ending: Arc::new(ending),
@@ -99,7 +101,7 @@ impl Thoughts {
 
     /// A token as the reader has it.
     fn text(&self, token: u32) -> String {
-        let trie = self.vocabulary.tok_trie();
+        let trie = self.tables.vocabulary().tok_trie();
         let text = trie.decode_ext(&[token], true);
         let text = String::from_utf8_lossy(&text);
         match trie.is_special_token(token) {
@@ -112,7 +114,7 @@ impl Thoughts {
 impl Constraint for Thoughts {
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(Self {
-            vocabulary: Arc::clone(&self.vocabulary),
+            tables: self.tables.clone(),
             reader: self.reader.clone(),
             ending: Arc::clone(&self.ending),
             other: self.other.as_ref().map(|other| other.fork()),

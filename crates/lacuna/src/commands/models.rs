@@ -133,7 +133,6 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         budget_bytes: None,
         request_bytes: None,
         image_bytes: 0,
-        constraints: false,
     };
     let vocabulary = VocabularySize::of(&files, &spec);
     let plan = Plan::new(&spec, weights, vocabulary, &cache, &demand)?;

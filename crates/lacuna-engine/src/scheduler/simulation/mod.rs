@@ -20,7 +20,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
@@ -57,6 +57,8 @@ struct Weather {
     shortages: u32,
     /// One other budget in so many ticks; none for zero.
     budgets: u32,
+    /// One change of what others hold of it in so many ticks; none for zero.
+    loans: u32,
 }
 
 /// One run.
@@ -78,6 +80,7 @@ struct Simulation {
     /// Bytes of weights that were in memory after the last step.
     weights: u64,
     listeners: Listeners,
+    borrowers: Vec<Borrowing>,
     clients: Vec<Client>,
     arrived: u64,
     /// The most the pool may have committed: its limit, or what it held when that was lowered.
@@ -112,6 +115,9 @@ struct Tally {
     swap_failures: u64,
     /// Other budgets.
     budgets: u64,
+    /// Memory that was lent, and that was taken back.
+    lent: u64,
+    taken_back: u64,
     /// Steps in which weights left memory, and in which they came back.
     weights_left: u64,
     weights_back: u64,
@@ -201,6 +207,7 @@ impl Simulation {
             faults: one_of(&[0, 0, 3, 20]),
             shortages: one_of(&[0, 10, 60]),
             budgets: 0,
+            loans: 0,
         };
         let completion = match one_of(&[0, 0, 1]) {
             0 => Completion::Immediate,
@@ -257,6 +264,7 @@ impl Simulation {
         let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
         let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
         weather.budgets = one_of(&[0, 0, 15, 60]);
+        weather.loans = one_of(&[0, 0, 5, 20]);
         let mut scheduler =
             Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
                 .expect("a limit of more than a page");
@@ -277,6 +285,7 @@ impl Simulation {
             swap_disk,
             weights: weights.whole,
             listeners: Listeners::default(),
+            borrowers: Vec::new(),
             clients: Vec::new(),
             arrived: 0,
             committed: 0,
@@ -343,6 +352,7 @@ impl Simulation {
         self.trouble_the_swap_file();
         // Nobody has seen yet what the file has come to.
         self.change_the_budget();
+        self.change_the_loans();
         if self.one_in(self.weather.arrivals) {
             self.submit();
         }
@@ -434,7 +444,12 @@ impl Simulation {
         } = self.scheduler.budget;
         let held = self.scheduler.engine.weight_memory().pinned.get();
         assert_eq!(held, parts.read_weight_bytes);
-        assert_eq!(budget_bytes, Some(parts.bytes()));
+        assert_eq!(parts.constraint_bytes, self.scheduler.lent_bytes());
+        // What is in use stays when the budget becomes less than that.
+        assert_eq!(
+            budget_bytes.map(|it| it.max(parts.besides_kv())),
+            Some(parts.bytes())
+        );
         self.tally.weights_left += u64::from(held < self.weights);
         self.tally.weights_back += u64::from(held > self.weights);
         self.weights = held;
@@ -442,7 +457,7 @@ impl Simulation {
 
     /// Waits for the folder's threads, unless their disk stalls, and checks what holds then.
     fn check(&self) {
-        if self.tally.budgets == 0 {
+        if self.tally.budgets + self.tally.lent == 0 {
             // After another budget the device may still have to take pages back.
             let (committed, most) = (
                 self.pool.ledger().committed.get(),
@@ -545,6 +560,41 @@ impl Simulation {
         self.tally.budgets += 1;
     }
 
+    /// Others take memory of some groups, use what is in it, or stop to.
+    fn change_the_loans(&mut self) {
+        let held = |one: &Borrowing| one.0.lock().expect("no panic").is_held;
+        let before = self.borrowers.len();
+        self.borrowers.retain(held);
+        self.tally.taken_back += (before - self.borrowers.len()) as u64;
+        if !self.one_in(self.weather.loans) {
+            return;
+        }
+        let used = self.within(0..2) == 0;
+        if !self.borrowers.is_empty() && self.within(0..2) == 0 {
+            let one = self.within(0..self.borrowers.len());
+            self.borrowers[one].set_used(used, &self.system);
+            return;
+        }
+        let grain = self.scheduler.prefix.grain();
+        let group = grain.bytes(grain.group_tokens().get());
+        let bytes = self.within(1..8) as u64 * group;
+        let borrower = Borrowing::new(used, &self.system);
+        let first = |scheduler: &Scheduler| scheduler.running.first().map(|first| first.job.id);
+        let (before, budget) = (first(&self.scheduler), self.scheduler.budget);
+        let lent = self.scheduler.lend(Loan {
+            bytes,
+            borrower: Box::new(borrower.clone()),
+        });
+        match lent {
+            Ok(()) => {
+                assert_eq!(first(&self.scheduler), before, "the first goes on");
+                self.borrowers.push(borrower);
+                self.tally.lent += 1;
+            }
+            Err(_) => assert_eq!(self.scheduler.budget, budget, "nothing has changed"),
+        }
+    }
+
     fn trouble_the_device(&mut self) {
         if self.one_in(3) {
             self.device.complete();
@@ -620,6 +670,9 @@ impl Simulation {
         self.device.fail(Failing::Nothing);
         self.set_trouble(Trouble::Nothing);
         self.system.set_memory(1 << 40, 0.0);
+        self.borrowers
+            .iter()
+            .for_each(|it| it.set_used(false, &self.system));
         // A token a step for each request in turn, and the time that unread ones wait.
         let work: usize = self.clients.iter().map(Client::work).sum();
         let most = work + 40 * self.clients.len() + 500;
@@ -703,6 +756,45 @@ fn small_pages() -> PoolConfig {
     }
 }
 
+/// Somebody who holds memory of the budget.
+#[derive(Clone)]
+struct Borrowing(Arc<Mutex<Borrowed>>);
+
+struct Borrowed {
+    is_held: bool,
+    is_used: bool,
+    used: Instant,
+}
+
+impl Borrowing {
+    fn new(is_used: bool, system: &FakeSystem) -> Self {
+        Self(Arc::new(Mutex::new(Borrowed {
+            is_held: true,
+            is_used,
+            used: system.now(),
+        })))
+    }
+
+    fn set_used(&self, is_used: bool, system: &FakeSystem) {
+        let mut state = self.0.lock().expect("no panic");
+        (state.is_used, state.used) = (is_used, system.now());
+    }
+}
+
+impl Borrower for Borrowing {
+    fn unused_since(&self) -> Option<Instant> {
+        let state = self.0.lock().expect("no panic");
+        (!state.is_used).then_some(state.used)
+    }
+
+    fn give_back(&self) -> bool {
+        let mut state = self.0.lock().expect("no panic");
+        assert!(state.is_held, "given back once");
+        state.is_held = state.is_used;
+        !state.is_used
+    }
+}
+
 /// A number below `end`, which is not zero.
 fn below(random: &mut ChaCha8Rng, end: usize) -> usize {
     (random.next_u64() % end as u64) as usize
@@ -750,6 +842,8 @@ impl Tally {
         self.swapped_in += other.swapped_in;
         self.swap_failures += other.swap_failures;
         self.budgets += other.budgets;
+        self.lent += other.lent;
+        self.taken_back += other.taken_back;
         self.weights_left += other.weights_left;
         self.weights_back += other.weights_back;
         self.blocks += other.blocks;
@@ -780,6 +874,8 @@ impl Tally {
             lost_states,
             swapped_out,
             budgets,
+            lent,
+            taken_back,
             weights_left,
             weights_back,
             blocks,
@@ -808,6 +904,8 @@ impl Tally {
             lost_states,
             swapped_out,
             budgets,
+            lent,
+            taken_back,
             weights_left,
             weights_back,
             blocks,

@@ -112,7 +112,7 @@ fn times_and_totals_are_those_of_what_has_happened() {
 }
 
 #[test]
-fn activations_stay_for_a_while_after_the_last_request_and_then_go() {
+fn activations_and_idle_pages_stay_for_a_while_after_the_last_request_and_then_go() {
     let (mut scheduler, system) = on_a_fake_system();
     let held = |scheduler: &Scheduler| scheduler.engine.holds_activations();
     let mut said = Vec::new();
@@ -132,6 +132,12 @@ fn activations_stay_for_a_while_after_the_last_request_and_then_go() {
         scheduler.step();
         assert!(!held(&scheduler));
         while scheduler.evict() {}
+        let idle = |scheduler: &Scheduler| scheduler.engine.kv_cache().ledger().idle.get();
+        assert!(idle(&scheduler) > 0, "the next request takes them");
+        assert!(scheduler.needs_tending());
+        system.pass(Scheduler::LONG_REST);
+        scheduler.step();
+        assert_eq!(idle(&scheduler), 0);
         assert!(!scheduler.needs_tending());
     }
     assert_eq!(said[0], said[1]);
@@ -157,8 +163,8 @@ impl System for Ticking {
         self.0.now()
     }
 
-    fn memory(&self) -> Reading {
-        self.0.memory()
+    fn memory(&self, lent_bytes: u64) -> Reading {
+        self.0.memory(lent_bytes)
     }
 }
 

@@ -192,8 +192,6 @@ fn engine(args: &PlanArgs) -> EngineConfig {
         batch_tokens: args.batch.get(),
         logits: args.logits,
         sequences: args.sequences.get(),
-        // `run` has one sequence and no grammars, `serve` several and any.
-        constraints: args.sequences.get() > 1,
         budget: args.budget.map(|budget| ByteLength::new(budget.0)),
         weights: args.weights,
         speculation: args.speculation.from_history(),

@@ -44,6 +44,8 @@ pub(super) struct Report<'a> {
     pub(super) empty: Sum,
     /// With every context full.
     pub(super) full: Sum,
+    /// What is had from KV pages and weights while replies of a server are held to grammars.
+    pub(super) constraint_bytes: u64,
     pub(super) budget: Option<Fit>,
 }
 
@@ -288,6 +290,7 @@ impl<'a> Report<'a> {
             residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),
             full: sum(plan.full()),
+            constraint_bytes: plan.program.constraint_bytes,
             budget: budget.map(|(budget, verdict)| fit(budget.0, plan, verdict)),
         }
     }

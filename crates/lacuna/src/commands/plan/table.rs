@@ -50,6 +50,11 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
         device(out, computes)?;
     }
     totals(out, &report.empty, &report.full)?;
+    writeln!(
+        out,
+        "\nwhile a server holds replies to schemas or grammars: {} of tables, which KV pages and read weights make room for",
+        size(report.constraint_bytes),
+    )?;
     if let Some(fit) = &report.budget {
         budget(out, fit)?;
     }
