@@ -312,7 +312,14 @@ fn tables_for_grammars_come_when_they_are_needed_and_go_when_conversations_need_
     let path = large_vocabulary(&folder);
     let start = |budget: &str| {
         let mapped = [&*path, "--budget", budget, "--weights", "mmap"];
-        Server::start(&[&mapped[..], &SMALL[..]].concat())
+        let one = [
+            "--ctx",
+            "2048",
+            "--max-running",
+            "1",
+            "--max-batched-tokens",
+        ];
+        Server::start(&[&mapped[..], &one, &["16"]].concat())
     };
     let tables = |server: &Server| number(&server.memory()["budget"], "constraint_bytes");
     let roomy = start("256MiB");
@@ -342,7 +349,7 @@ fn tables_for_grammars_come_when_they_are_needed_and_go_when_conversations_need_
         let mut seen = Vec::new();
         for body in [
             held_to_json(),
-            json!({"prompt": words(1, 120), "max_tokens": 3}),
+            json!({"prompt": words(1, 900), "max_tokens": 3}),
             held_to_json(),
         ] {
             seen.push((server.status(&body), tables(&server) > 0));
@@ -583,14 +590,14 @@ impl Three {
         Server::start(&args)
     }
 
-    /// The budget that holds one of them and half of another with all that they work well with.
+    /// The budget that holds one of them and half of another with the least that they run with.
     fn one_and_a_half(&self) -> u64 {
         let server = self.start(2048 * MIB);
         let memory = server.memory();
-        let working = |name: &str| number(model(&memory, name), "working_bytes");
+        let least = |name: &str| number(model(&memory, name), "least_bytes");
         // Of so much 64 MiB are for requests, and of little an eighth.
         let program = number(&memory, "base_bytes") - 64 * MIB;
-        (program + working("large") + working("small") / 2) * 8 / 7
+        (program + least("large") + least("small") / 2) * 8 / 7
     }
 
     /// Asks all of them in turns, by several clients at once, and returns the most that the process held meanwhile and

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use lacuna_models::plan::mebibytes_that_hold;
+use lacuna_models::plan::{mebibytes_that_hold, request_bytes, request_bytes_beside};
 use lacuna_pages::ByteLength;
 
 use super::{End, Scheduler};
@@ -65,9 +65,11 @@ impl Scheduler {
             let first_token = cache.sequence_peak_bytes(self.engine.context_tokens(), 1);
             let needed = ByteLength::new(loan.bytes);
             if loan.bytes + first_token > room {
-                let budget = budget.saturating_add(loan.bytes + first_token - room);
-                let budget = ByteLength::new(budget);
-                return Err(LoanRefusal::BudgetTooSmall { needed, budget });
+                let lacking = loan.bytes + first_token - room;
+                return Err(LoanRefusal::BudgetTooSmall {
+                    needed,
+                    budget: ByteLength::new(self.budget_with(lacking)),
+                });
             }
             if loan.bytes + self.first_needs() > room {
                 return Err(LoanRefusal::InUse { needed });
@@ -81,6 +83,25 @@ impl Scheduler {
         self.loans.push(loan);
         self.tell_most();
         Ok(())
+    }
+
+    /// The least budget that has `more` bytes more beside what there is, when a service is set up with it: requests have their
+    /// share of a larger one.
+    fn budget_with(&self, more: u64) -> u64 {
+        let budget = self.budget.budget_bytes.unwrap_or(u64::MAX);
+        let requests = match (
+            &self.config.shared_requests,
+            self.config.engine.request_memory,
+        ) {
+            (None, None) => request_bytes(Some(budget)),
+            _ => 0,
+        };
+        let requests = requests.min(self.budget.parts.request_bytes);
+        let others = budget.saturating_sub(requests).saturating_add(more);
+        match requests {
+            0 => others,
+            _ => others.saturating_add(request_bytes_beside(others)),
+        }
     }
 
     /// Bytes that are lent.

@@ -164,6 +164,12 @@ fn memory_that_the_first_request_needs_is_not_lent_and_what_no_budget_has_is_tol
     assert_eq!(scheduler.budget, before, "nothing has changed");
     assert_eq!(super::running(&scheduler), running);
     scheduler.fail_all();
+    let with_more_for_requests = budget;
+    scheduler.config.engine.request_memory = Some(ByteLength::mebibytes(8));
+    let Err(LoanRefusal::BudgetTooSmall { budget, .. }) = lend(&mut scheduler, 25) else {
+        panic!("it is no larger");
+    };
+    assert!(budget < with_more_for_requests);
     scheduler.set_budget(budget.get() - 1);
     assert!(lend(&mut scheduler, 25).is_err());
     scheduler.set_budget(budget.get());
