@@ -1,5 +1,6 @@
 //! What every handler shares, and the way of a request from its body to the engine.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -132,6 +133,16 @@ impl App {
     /// Choices that run at once at most.
     pub(crate) fn max_running(&self) -> usize {
         self.config.service.max_running
+    }
+
+    /// Refuses more choices than run at once. The engine does so too, but only once what reads a reply has been made for
+    /// each of them.
+    pub(crate) fn check_choices(&self, asked: NonZeroUsize) -> Result<(), ApiError> {
+        let (asked, most) = (asked.get(), self.max_running());
+        match asked > most {
+            true => Err(Refusal::TooManyChoices { asked, most }.into()),
+            false => Ok(()),
+        }
     }
 
     /// Requests of the engine that run and wait at once at most: more than these are never taken together.

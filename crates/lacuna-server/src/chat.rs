@@ -58,6 +58,7 @@ impl Chat {
     ) -> Result<(Request, Reader), ApiError> {
         app.check_images(&self.images)?;
         let parameters = &self.parameters;
+        app.check_choices(parameters.choices())?;
         let once = !app.teaches_tools() || self.one_call;
         let tools = Tools::new(self.tools, self.tool_choice)?.called_once(once);
         let syntax = app.tool_syntax();

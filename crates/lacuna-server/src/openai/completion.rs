@@ -68,6 +68,7 @@ fn prepare(
     let mut ignored = app.ignored();
     let (parameters, format, completion) = read(app, object, &mut ignored)?;
     let delivery = parameters.delivery()?;
+    app.check_choices(parameters.choices())?;
     let logprobs = completion.logprobs.map_or(Ok(None), Logprobs::top)?;
     let rule = Rule::new(format, &Tools::default(), ToolSyntax::Bare, &mut ignored)?;
     let constraint = app.constraint(rule, None)?;

@@ -255,7 +255,7 @@ impl Parameters {
     }
 
     /// Replies that are wanted for each prompt.
-    fn choices(&self) -> NonZeroUsize {
+    pub(crate) fn choices(&self) -> NonZeroUsize {
         self.n.unwrap_or(NonZeroUsize::MIN)
     }
 

@@ -113,6 +113,24 @@ fn fields_that_are_wrong_are_named() {
     posted(&server, CHAT, &question(json!({})));
 }
 
+/// What reads a reply was made for every choice before the engine was asked whether it takes so many: a hundred million of
+/// them ended the server, for want of memory, and more were a panic. Of both only the latter leaves this test to tell of it.
+#[test]
+fn choices_beyond_all_memory_are_refused_as_any_that_are_too_many() {
+    let server = start();
+    for choices in [33_u64, 1 << 60, u64::MAX] {
+        let more = json!({"n": choices, "best_of": choices});
+        refused(&server, CHAT, &question(more.clone()), Some("n"));
+        let mut completion = json!({"prompt": "a", "max_tokens": 1});
+        completion["n"] = more["n"].clone();
+        refused(&server, COMPLETION, &completion, Some("n"));
+        completion["prompt"] = json!(["a", "b"]);
+        completion["stream"] = json!(true);
+        refused(&server, COMPLETION, &completion, Some("n"));
+    }
+    assert_nothing_held(&server);
+}
+
 #[test]
 fn prompts_that_cannot_be_continued_are_refused() {
     let server = start();
