@@ -21,6 +21,12 @@ use crate::anthropic;
 use crate::http::connections::HEAD_BYTES;
 use crate::local::Problem;
 
+/// Bytes of a message that a client is told at most, and of the name of a place in its request. Both hold what clients
+/// wrote, which may be as long as a body, and replies like these are in no account: with the escapes of JSON they stay
+/// within what is held for a connection.
+const MOST_TOLD: usize = 4 << 10;
+const MOST_PLACE: usize = 1 << 10;
+
 /// Anthropic's status of a service that cannot do it now.
 const OVERLOADED: u16 = 529;
 
@@ -254,11 +260,13 @@ impl ApiError {
 
     /// The message, in interfaces that have no field for the place: with it, where it is one of several of a list.
     fn placed_message(&self) -> Cow<'_, str> {
+        let message = abridged(&self.message, MOST_TOLD);
         match &self.param {
             Some(place) if place.contains('[') && !self.message.contains(place) => {
-                Cow::from(format!("`{place}`: {}", self.message))
+                let place = abridged(place, MOST_PLACE);
+                Cow::from(format!("`{place}`: {message}"))
             }
-            _ => Cow::from(&self.message),
+            _ => message,
         }
     }
 
@@ -284,13 +292,24 @@ impl ApiError {
     pub(crate) fn body(&self) -> Value {
         json!({
             "error": {
-                "message": self.message,
+                "message": abridged(&self.message, MOST_TOLD),
                 "type": self.kind(),
-                "param": self.param,
+                "param": self.param.as_ref().map(|place| abridged(place, MOST_PLACE)),
                 "code": self.code,
             }
         })
     }
+}
+
+/// A text of `most` bytes or little more: of a longer one the beginning and the end, which say what is wrong and what there
+/// is instead.
+fn abridged(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::from(text);
+    }
+    let begin = text.floor_char_boundary(most / 2);
+    let end = text.ceil_char_boundary(text.len() - most / 2);
+    Cow::from(format!("{} ... {}", &text[..begin], &text[end..]))
 }
 
 impl IntoResponse for ApiError {

@@ -113,6 +113,25 @@ fn wait_for(address: SocketAddr, expected: [&str; 3]) {
     }
 }
 
+/// A name that is none came back whole, in memory that nothing counted: three megabytes for each connection whose client did
+/// not read.
+#[test]
+fn a_name_as_long_as_a_body_is_not_told_back() {
+    let server = start();
+    for path in [CHAT, "/models/load", "/v1/embeddings", "/api/chat"] {
+        let body = json!({"model": "é".repeat(500_000)});
+        let refused = post(server.address(), path, &body);
+        assert_eq!(refused.status, 404, "{path}");
+        let length = refused.body.len();
+        assert!(length < 8 << 10, "{path}: {length} bytes");
+        assert!(refused.body.contains("there is no model `éé"), "{path}");
+        assert!(
+            refused.body.contains("éé` here; this server has `one`"),
+            "{path}"
+        );
+    }
+}
+
 #[test]
 fn a_request_is_answered_by_the_model_that_it_names() {
     let server = start();
