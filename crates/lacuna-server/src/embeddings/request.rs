@@ -4,7 +4,7 @@ use lacuna_engine::{Excess, TextEncoder};
 use lacuna_models::Model;
 use lacuna_text::tokenizer::EncodeLimits;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 
 use super::refused;
 use crate::http::error::ApiError;
@@ -27,9 +27,9 @@ pub(super) struct Request {
     /// Whether longer texts are cut instead of refused.
     #[serde(default)]
     truncate: Option<bool>,
-    /// Who asks, for services that count by that.
+    /// Who asks, for services that count by that. What is read as anything at all would be named as ignored.
     #[serde(default, rename = "user")]
-    _user: IgnoredAny,
+    _user: Value,
 }
 
 /// `input`, as it is sent.
@@ -80,7 +80,7 @@ impl Request {
             encoding_format: Some(Encoding::Float),
             prompt_name: None,
             truncate: Some(truncate),
-            _user: IgnoredAny,
+            _user: Value::Null,
         }
     }
 

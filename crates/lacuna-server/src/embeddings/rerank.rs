@@ -5,7 +5,6 @@ use std::io::Write;
 use lacuna_engine::{Excess, Pair, Reranker};
 use lacuna_text::tokenizer::EncodeLimits;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::request::{MOST_TEXTS, place_in};
@@ -26,9 +25,9 @@ pub(super) struct Request {
     /// Whether longer documents are cut instead of refused.
     #[serde(default)]
     truncate: Option<bool>,
-    /// Who asks, for services that count by that.
+    /// Who asks, as for embeddings.
     #[serde(default, rename = "user")]
-    _user: IgnoredAny,
+    _user: Value,
 }
 
 /// A document as it is sent.

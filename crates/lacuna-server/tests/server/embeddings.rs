@@ -125,6 +125,20 @@ fn every_form_of_input_has_the_same_embeddings() {
     assert_eq!(lists, [alone[0].clone(), alone[0].clone()]);
 }
 
+/// It was named as ignored, and so refused by a server that ignores nothing, though it says nothing to either.
+#[test]
+fn who_asks_is_no_field_that_is_ignored() {
+    let server = start_with(|config| config.strict_fields = true);
+    embeddings(server.address(), &json!({"input": "ab", "user": "someone"}));
+    let server = start_with(|_| {});
+    let response = post(server.address(), &json!({"input": "ab", "user": "someone"}));
+    assert_eq!(response.header("x-lacuna-ignored"), None);
+    let server = start_folder(&folder_with("bert-scores", &[]));
+    let body = json!({"query": "a", "documents": ["b"], "user": "someone", "mood": 1});
+    let response = rerank(server.address(), &body);
+    assert_eq!(response.header("x-lacuna-ignored"), Some("mood"));
+}
+
 #[test]
 fn base64_is_the_same_numbers_and_dimensions_cut_them() {
     use base64::Engine as _;
