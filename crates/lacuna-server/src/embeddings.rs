@@ -427,6 +427,12 @@ async fn answer(
     done.unwrap_or_else(|| Err(ApiError::internal("the texts could not be computed")))
 }
 
+/// `GET /`, where others have the page: Ollama's clients ask there whether anybody is there before anything else. Who has
+/// no key is told nothing of the model.
+pub(crate) async fn greeting() -> &'static str {
+    "Lacuna is running. It has no page here: its model does not write.\n"
+}
+
 /// `GET /v1/models`
 pub(crate) async fn models(State(app): State<Arc<Embeddings>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [app.card()]}))

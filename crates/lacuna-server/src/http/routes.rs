@@ -58,6 +58,7 @@ impl Routers {
     /// Those of a server of a model that makes embeddings or scores.
     pub(crate) fn of_embeddings(app: &Arc<Embeddings>, doors: &Doors, probes: &Probes) -> Self {
         let all = pooling()
+            .route("/", get(embeddings::greeting))
             .route("/api/version", get(ollama::version))
             .route("/api/tags", get(ollama::list::<Embeddings>))
             .route("/api/ps", get(ollama::running::<Embeddings>))

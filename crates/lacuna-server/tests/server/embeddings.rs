@@ -139,6 +139,19 @@ fn who_asks_is_no_field_that_is_ignored() {
     assert_eq!(response.header("x-lacuna-ignored"), Some("mood"));
 }
 
+/// Ollama's own program asks at `/` before anything else, and went no further when there was nothing.
+#[test]
+fn whoever_asks_at_the_root_hears_that_the_server_is_there() {
+    let keys = ApiKeys::new(["first-key"]).expect("a key");
+    let server = start_with(|config| config.keys = keys);
+    for method in ["HEAD", "GET"] {
+        let response = send(server.address(), &request(method, "/", &[], b""));
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(response.body.is_empty(), method == "HEAD");
+        assert!(!response.body.contains("tiny"), "no key was sent");
+    }
+}
+
 #[test]
 fn base64_is_the_same_numbers_and_dimensions_cut_them() {
     use base64::Engine as _;
