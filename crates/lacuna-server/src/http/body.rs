@@ -1,6 +1,7 @@
 //! Request bodies: received within limits of size and time, and read into types that say which
 //! field is wrong.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use lacuna_engine::{HeldMemory, MemoryRefusal, RequestMemory};
 use lacuna_pages::ByteLength;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, Visitor};
@@ -57,8 +58,34 @@ pub(crate) struct Received {
 /// The body of a request: on its way, or received before it was known who is to answer.
 #[derive(Debug)]
 pub(crate) enum Arriving {
-    Body(Body),
+    Body(Sent),
     Received(Received),
+}
+
+/// A body that a client sends, and what its head says of it.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    body: Body,
+    /// Whether the client sends it once it is told to go on, which whoever reads it first does.
+    waits: bool,
+    /// How it is compressed, if it is.
+    coding: Option<String>,
+}
+
+impl Arriving {
+    /// The body that comes after a head with these `headers`.
+    pub(crate) fn of(headers: &HeaderMap, body: Body) -> Self {
+        let text = |name| headers.get(name).map(HeaderValue::as_bytes);
+        let waits = text(header::EXPECT);
+        let waits = waits.is_some_and(|it| it.eq_ignore_ascii_case(b"100-continue"));
+        let coding = text(header::CONTENT_ENCODING).map(String::from_utf8_lossy);
+        let coding = coding.filter(|it| !it.is_empty() && !it.eq_ignore_ascii_case("identity"));
+        Self::Body(Sent {
+            body,
+            waits,
+            coding: coding.map(Cow::into_owned),
+        })
+    }
 }
 
 /// A received body in the extensions of its request. It can be taken out once.
@@ -82,7 +109,10 @@ impl<S: Sync> FromRequest<S> for Arriving {
         let arrived = request.extensions_mut().remove::<Arrived>();
         Ok(match arrived.and_then(|arrived| arrived.take()) {
             Some(received) => Self::Received(received),
-            None => Self::Body(request.into_body()),
+            None => {
+                let (parts, body) = request.into_parts();
+                Self::of(&parts.headers, body)
+            }
         })
     }
 }
@@ -103,14 +133,21 @@ impl Bodies {
 
     /// The whole body, which may take as long as limits say from when there is room for it. One that is refused is
     /// read to its end all the same, into nothing: who is still sending when the connection closes may never see the
-    /// answer.
+    /// answer. Who waits to be told to go on is told at once instead what is wrong, if the head alone shows it.
     pub(crate) async fn receive(&self, body: Arriving) -> Result<Received, ApiError> {
-        let body = match body {
+        let sent = match body {
             Arriving::Received(received) => return Ok(received),
-            Arriving::Body(body) => body,
+            Arriving::Body(sent) => sent,
         };
-        let length = body.size_hint().exact();
-        let mut body = body.into_data_stream();
+        let length = sent.body.size_hint().exact();
+        let refused = self.check(length, sent.coding.as_deref());
+        let mut body = sent.body.into_data_stream();
+        if let Err(error) = refused {
+            if !sent.waits {
+                discard(&mut body).await;
+            }
+            return Err(error);
+        }
         let mut received = match self.begin(length).await {
             Ok(received) => received,
             Err(error) => {
@@ -206,13 +243,29 @@ impl Bodies {
         self.limits.body_bytes.min(self.large_bytes)
     }
 
+    /// Refuses a body that is too large by what is announced, before a byte of it is held, or `coding` compressed.
+    fn check(&self, length: Option<u64>, coding: Option<&str>) -> Result<(), ApiError> {
+        if let Some(coding) = coding {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "compressed_body",
+                format!(
+                    "the body is compressed (`content-encoding: {coding}`); send it as it is, without that header"
+                ),
+            ));
+        }
+        let limit = self.limit();
+        match length.is_some_and(|length| length > limit as u64) {
+            true => Err(too_large(limit)),
+            false => Ok(()),
+        }
+    }
+
     /// Room for a body of which `length` is announced, or for the beginning of one, waiting for it as long as a
     /// request may.
     async fn begin(&self, length: Option<u64>) -> Result<Received, ApiError> {
         let limit = self.limit();
         let first = match length {
-            // Told before a byte of it is held.
-            Some(length) if length > limit as u64 => return Err(too_large(limit)),
             Some(length) => usize::try_from(length).unwrap_or(limit),
             None => SMALL_BYTES.min(limit),
         };

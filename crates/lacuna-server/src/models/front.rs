@@ -171,7 +171,11 @@ pub(crate) async fn dispatch(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let received = front.intake.bodies.receive(Arriving::Body(body)).await?;
+    let received = front
+        .intake
+        .bodies
+        .receive(Arriving::of(&parts.headers, body))
+        .await?;
     let (id, keep) = front.asked(&received, Interface::of(parts.uri.path()))?;
     let lease = front.models.lease(id, keep).await?;
     let mut request = Request::from_parts(parts, Body::empty());

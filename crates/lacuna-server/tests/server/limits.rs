@@ -85,6 +85,44 @@ fn a_client_that_sends_too_much_hears_of_it_when_it_is_done() {
     assert_eq!(refused.json()["error"]["code"], "body_too_large");
 }
 
+/// It was told to go on, sent all of it, and heard then that it was too much.
+#[test]
+fn a_client_that_waits_to_be_told_to_go_on_hears_at_once_that_it_need_not() {
+    let server = start_with(|config| config.limits.body_bytes = 10_000);
+    let heard = |length: usize, more: &str| {
+        let mut stream = connect(&server);
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n{more}content-length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        let mut first = [0; 12];
+        stream.read_exact(&mut first).expect("a status");
+        String::from_utf8(first.to_vec()).expect("text")
+    };
+    assert_eq!(heard(10_001, ""), "HTTP/1.1 413");
+    assert_eq!(heard(500, "content-encoding: br\r\n"), "HTTP/1.1 415");
+    assert_eq!(heard(500, ""), "HTTP/1.1 100");
+    assert_nothing_held(&server);
+}
+
+/// What was sent so was said to be no JSON, at line 1 and column 1.
+#[test]
+fn a_compressed_body_is_called_so() {
+    let server = start_with(|_| {});
+    let body = question(json!({})).to_string();
+    let sent = |coding| {
+        let headers = [("content-encoding", coding)];
+        raw(&server, &request("POST", CHAT, &headers, body.as_bytes()))
+    };
+    for coding in ["gzip", "deflate, gzip", "zstd"] {
+        let refused = sent(coding);
+        assert_eq!(refused.status, 415, "{refused:?}");
+        assert_eq!(refused.json()["error"]["code"], "compressed_body");
+        assert!(refused.body.contains(coding), "{refused:?}");
+    }
+    assert_eq!(sent("Identity").status, 200);
+}
+
 #[test]
 fn a_body_that_does_not_come_is_not_waited_for() {
     let server = start_with(|config| {
