@@ -90,7 +90,14 @@ pub(crate) fn of_address(address: &str, field: &str) -> Result<Image, ApiError> 
 
 /// The file that `encoded` is.
 pub(crate) fn of_base64(encoded: &str, field: &str) -> Result<Image, ApiError> {
-    let decoded = STANDARD.decode(encoded.trim_end());
+    // Programs that write it break it into lines, of 76 characters mostly.
+    let decoded = match encoded.contains(|letter: char| letter.is_ascii_whitespace()) {
+        false => STANDARD.decode(encoded),
+        true => {
+            let letters = encoded.bytes().filter(|byte| !byte.is_ascii_whitespace());
+            STANDARD.decode(letters.collect::<Vec<u8>>())
+        }
+    };
     let decoded = decoded.map_err(|error| {
         let message = format!("`{field}` is not base64: {error}");
         ApiError::field(field, message)

@@ -125,6 +125,22 @@ fn all_interfaces_say_the_same_of_an_image() {
     assert_eq!(count["input_tokens"].as_u64(), Some(prompt(&openai)));
 }
 
+/// As `base64` on a command line and mail have it; only a line feed at the very end was taken.
+#[test]
+fn base64_in_lines_is_the_same_image() {
+    let server = start_seeing();
+    let whole = posted(&server, OLLAMA, &ollama(&[encoded(0)]));
+    let encoded = encoded(0);
+    for (length, end) in [(76, "\n"), (64, "\r\n"), (7, "\n")] {
+        let lines = encoded.as_bytes().chunks(length);
+        let lines = lines.map(|line| std::str::from_utf8(line).expect("letters").to_owned() + end);
+        let reply = posted(&server, OLLAMA, &ollama(&[lines.collect()]));
+        assert_eq!(reply["message"], whole["message"], "{length}");
+        assert_eq!(reply["prompt_eval_count"], whole["prompt_eval_count"]);
+    }
+    assert_nothing_held(&server);
+}
+
 #[test]
 fn a_response_that_is_gone_on_with_still_shows_its_images() {
     let server = start_seeing();
