@@ -148,14 +148,14 @@ impl Reader {
             reasoning_tokens: parts.knows_thoughts().then_some(0),
             ..Figures::default()
         };
-        let choice = Choice {
-            parts,
+        let choice = |index| Choice {
+            parts: parts.clone().of_choice(index),
             called: 0,
             begun: false,
         };
         let each = request.map_or(1, |request| request.choices.get());
         let top = request.and_then(|request| request.logprobs);
-        let choices = vec![choice; each * prompts.len()];
+        let choices: Vec<Choice> = (0..each * prompts.len()).map(choice).collect();
         Self {
             unfinished: choices.len(),
             choices,

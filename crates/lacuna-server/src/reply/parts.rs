@@ -50,6 +50,12 @@ impl PartReader {
         self
     }
 
+    /// The same for one of several choices.
+    pub(crate) fn of_choice(mut self, choice: usize) -> Self {
+        self.calls = self.calls.map(|calls| calls.of_choice(choice));
+        self
+    }
+
     /// What all of a text is if nothing looks for anything in it.
     pub(crate) fn none() -> Self {
         Self::new(None, None, true)

@@ -104,6 +104,14 @@ impl CallReader {
         }
     }
 
+    /// The same for one of several choices, whose calls have names of their own.
+    pub(crate) fn of_choice(mut self, choice: usize) -> Self {
+        if choice > 0 {
+            self.reply = format!("{}-{choice}", self.reply).into();
+        }
+        self
+    }
+
     /// What is certain after `text`.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held += text;

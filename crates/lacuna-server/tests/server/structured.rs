@@ -1,5 +1,7 @@
 //! Replies that must conform.
 
+use std::collections::HashSet;
+
 use lacuna_pages::ByteLength;
 use lacuna_server::Server;
 use serde_json::{Value, json};
@@ -203,6 +205,19 @@ fn references_are_relative_to_each_tools_own_parameters() {
         let fields = json!({"tools": nested_tools(), "tool_choice": choice, "max_tokens": 100});
         posted(&server, CHAT, &question(fields));
     }
+}
+
+/// Calls of all choices had the names of the first one's.
+#[test]
+fn calls_of_several_choices_have_names_of_their_own() {
+    let server = start();
+    let tools = json!([{"type": "function", "function": {"name": "now"}}]);
+    let fields = json!({"tools": tools, "tool_choice": "required", "max_tokens": 60, "n": 3});
+    let reply = posted(&server, CHAT, &question(fields));
+    let choices = reply["choices"].as_array().expect("choices").iter();
+    let ids = choices.map(|choice| choice["message"]["tool_calls"][0]["id"].as_str());
+    let ids: HashSet<&str> = ids.map(|id| id.expect("a name")).collect();
+    assert_eq!(ids.len(), 3, "{reply}");
 }
 
 #[test]
