@@ -35,6 +35,7 @@ fn tool() -> Value {
 fn assembled(events: &[Value]) -> Value {
     let mut items: Vec<Value> = Vec::new();
     let mut text = String::new();
+    let mut name_of_call = None;
     let mut ended = None;
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], number);
@@ -55,9 +56,16 @@ fn assembled(events: &[Value]) -> Value {
                 text += &part("delta");
             }
             "output_text.done" | "reasoning_text.done" => assert_eq!(part("text"), text),
-            "function_call_arguments.done" => assert_eq!(part("arguments"), text),
+            "function_call_arguments.done" => {
+                assert_eq!(part("arguments"), text);
+                name_of_call = Some(part("name"));
+            }
             "content_part.done" => assert_eq!(event["part"]["text"], text.as_str()),
-            "output_item.done" => items.push(event["item"].clone()),
+            "output_item.done" => {
+                let called = event["item"]["name"].as_str().map(str::to_owned);
+                assert_eq!(name_of_call.take(), called);
+                items.push(event["item"].clone());
+            }
             "completed" | "incomplete" => ended = Some(event["response"].clone()),
             other => panic!("{other}"),
         }

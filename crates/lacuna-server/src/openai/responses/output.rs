@@ -607,6 +607,9 @@ impl Stream {
                 _ => "text",
             };
             done[name] = text.into();
+            if let Content::Call(call) = &item.content {
+                done["name"] = call.name().into();
+            }
             place(&mut done, &item.content);
             let mut events = vec![(format!("response.{kind}.done"), done)];
             if let Some(part) = item.content.part(text) {
