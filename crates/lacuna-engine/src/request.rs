@@ -100,7 +100,8 @@ impl Request {
 
     /// Bytes the request holds from its submission to its end: its prompt once for each choice, what
     /// decides their tokens, and events that are not read. A constraint holds what it takes itself.
-    pub(crate) fn held_bytes(&self) -> usize {
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
         let prompt = self.prompt.capacity() * size_of::<u32>();
         // Of the same picture in several requests there is one, which is counted in each.
         let rows = self.images.iter().map(|shown| size_of_val(&*shown.rows));

@@ -261,12 +261,13 @@ impl App {
         done.unwrap_or_else(|| Err(ApiError::internal("the request could not be prepared")))
     }
 
-    /// Hands the requests of one reply to the engine, with the memory that was taken for them: for the
-    /// first, as the engine takes what others need itself. If one is refused, so are all.
+    /// Hands the requests of one reply to the engine, with the memory that was taken for them. If one is refused, so are
+    /// all; for want of memory for good where they would not fit together even alone, as what one of them finds held is
+    /// the others' then.
     pub(crate) async fn submit(
         &self,
-        requests: Vec<Request>,
-        memory: HeldMemory,
+        mut requests: Vec<Request>,
+        mut memory: HeldMemory,
     ) -> Result<Streams, ApiError> {
         if let Some(more) = &self.more {
             let budgets = requests.iter().filter_map(|it| self.engine.budget_for(it));
@@ -275,18 +276,25 @@ impl App {
                 more.ask(budget).await;
             }
         }
-        let mut memory = Some(memory);
-        let streams = requests.into_iter().map(|mut request| {
+        let mut whole = 0_usize;
+        for request in &mut requests {
             request.prompt.shrink_to_fit();
-            request.memory = memory.take();
-            request.deadline = Some(self.config.limits.request);
-            self.engine.submit(request)
-        });
+            whole = whole.saturating_add(request.held_bytes());
+        }
+        // If there is less, the engine says so, or what else is wrong.
+        self.intake.bodies.hold_in_all(&mut memory, whole).ok();
         let refused = |refusal| match (refusal, &self.more) {
             (Refusal::ShuttingDown, Some(more)) => more.why_ended(),
             (refusal, _) => refusal.into(),
         };
-        let streams = streams.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let streams = requests.into_iter().map(|mut request| {
+            let own = request.held_bytes();
+            request.memory = Some(memory.split(own));
+            request.deadline = Some(self.config.limits.request);
+            let taken = self.engine.submit(request);
+            taken.map_err(|refusal| refused(refusal).of_holder(whole.saturating_sub(own)))
+        });
+        let streams = streams.collect::<Result<Vec<_>, _>>()?;
         let account = Account::of(&self.model_name);
         Ok(Streams::new(streams, account, self.more.clone()))
     }

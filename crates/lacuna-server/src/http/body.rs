@@ -192,6 +192,16 @@ impl Bodies {
         }
     }
 
+    /// Takes what `held` lacks of `bytes` if it is free, or what is kept in it gives way. All of them are what has to fit.
+    pub(crate) fn hold_in_all(&self, held: &mut HeldMemory, bytes: usize) -> Result<(), ApiError> {
+        loop {
+            match held.resize(bytes) {
+                Err(MemoryRefusal::Full { .. }) if self.kept.give_way() => {}
+                grown => return Ok(grown?),
+            }
+        }
+    }
+
     /// Takes memory, waiting for it as long as a request may.
     pub(crate) async fn take(&self, bytes: usize) -> Result<HeldMemory, ApiError> {
         if let Ok(taken) = self.try_take(bytes) {

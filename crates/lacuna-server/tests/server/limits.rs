@@ -8,8 +8,8 @@ use lacuna_pages::ByteLength;
 use serde_json::json;
 
 use crate::support::{
-    CHAT, assert_nothing_held, connect, get, post, posted, question, raw, read, request,
-    start_with, until,
+    CHAT, COMPLETION, assert_nothing_held, connect, get, post, posted, question, raw, read,
+    request, start_with, until,
 };
 
 #[test]
@@ -68,6 +68,34 @@ fn a_body_that_the_memory_can_never_hold_is_refused_with_the_limit() {
     until("everything is given back", || {
         server.engine().status().request_memory.held.get() == 0
     });
+}
+
+/// Each of them fits, and the second or a later one found what it needs held by those before it: clients were told that others
+/// hold it and to try again, for as long as they tried.
+#[test]
+fn prompts_that_do_not_fit_the_memory_together_are_refused_for_good() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::new(4 << 20));
+    });
+    let scored = |prompts: usize| {
+        let prompts = vec!["What is ownership? ".repeat(40); prompts];
+        json!({"prompt": prompts, "max_tokens": 0, "echo": true, "logprobs": 3})
+    };
+    let refused = post(&server, COMPLETION, &scored(60));
+    assert_eq!(refused.status, 413, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "request_too_large");
+    assert_eq!(refused.header("retry-after"), None);
+    assert_nothing_held(&server);
+    posted(&server, COMPLETION, &scored(2));
+    // What somebody else holds is another matter.
+    let engine = server.engine();
+    let memory = engine.request_memory();
+    let most = usize::try_from(memory.limit().get()).expect("it fits");
+    let others = memory.try_take(most - (256 << 10)).expect("free");
+    let refused = post(&server, COMPLETION, &scored(2));
+    assert_eq!(refused.status, 503, "{refused:?}");
+    drop(others);
+    posted(&server, COMPLETION, &scored(2));
 }
 
 #[test]
