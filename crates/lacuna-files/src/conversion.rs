@@ -139,6 +139,12 @@ impl Conversion {
         Ok(mapping)
     }
 
+    /// Bytes of the result, if somebody has it.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.upgrade().map_or(0, |_| self.bytes())
+    }
+
     fn make(&self) -> Result<Vec<u8>, ConversionError> {
         self.source.check()?;
         let mut bytes = Vec::new();

@@ -400,6 +400,25 @@ impl Tensors {
         self.find(name)?.shape.first().copied()
     }
 
+    /// The type in which the tensor of this name is had, which nothing is converted for; `None` when the model has
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedType`] when it is stored in a type that cannot be computed with.
+    pub fn dtype(&self, name: &str) -> Result<Option<DType>, Error> {
+        self.find(name).map(dtype).transpose()
+    }
+
+    /// Bytes of memory of the tensors that were converted and that somebody has now.
+    #[must_use]
+    pub fn converted_bytes(&self) -> usize {
+        let held = self.entries.iter().map(|entry| match &entry.contents {
+            Contents::Mapped { .. } => 0,
+            Contents::Converted(conversion) => conversion.held_bytes(),
+        });
+        held.sum()
+    }
+
     /// The tensor of this name, or `None` when the model has none. Converts it where it is stored in a
     /// form that must be, unless somebody has it already.
     ///
@@ -507,20 +526,24 @@ fn distinct(entries: &[Entry]) -> Vec<Mapping> {
     mappings
 }
 
+fn dtype(entry: &Entry) -> Result<DType, Error> {
+    match &entry.storage {
+        Storage::Known(dtype) => Ok(*dtype),
+        Storage::Other(found) => Err(Error::UnsupportedType {
+            name: entry.name.to_string(),
+            found: found.to_string(),
+        }),
+    }
+}
+
 fn tensor(entry: &Entry) -> Result<Tensor, Error> {
-    let name = || entry.name.to_string();
-    let Storage::Known(dtype) = entry.storage else {
-        return Err(Error::UnsupportedType {
-            name: name(),
-            found: entry.storage.name().to_owned(),
-        });
-    };
+    let dtype = dtype(entry)?;
     let (data, range) = match &entry.contents {
         Contents::Mapped { data, range } => (data.clone(), range.clone()),
         Contents::Converted(conversion) => {
             let made = conversion.convert();
             let data = made.map_err(|source| Error::Conversion {
-                name: name(),
+                name: entry.name.to_string(),
                 source,
             })?;
             let range = 0..data.len();

@@ -3,7 +3,8 @@
 //! A [`Plan`] says what will be written before anything is: which type each tensor gets, and how long
 //! the file will be. Tensors are then read, decoded, quantized and written in pieces of 65,536 weights, one
 //! piece per thread at a time, so that memory does not grow with the model; the file appears when it is
-//! whole.
+//! whole. Of a folder whose weights are quantized already, one tensor at a time is converted and held, once when it
+//! is planned, to see that it can be, and once when it is written.
 //!
 //! ```
 //! use lacuna_models::quantize::{Plan, Recipe};
@@ -38,7 +39,7 @@ use crate::error::{ConfigError, LoadError};
 use crate::families::heads;
 use blocks::Unfit;
 use folder::Converted;
-use input::Input;
+use input::{Input, Opened};
 use lacuna_files::gguf::{self, Value};
 use lacuna_files::{
     DType, LostFile, Mapping, Metadata, ModelFiles, OutputFile, Progress, Summary, TensorError,
@@ -148,7 +149,7 @@ pub struct Plan {
     lists: Vec<List>,
     recipe: Recipe,
     /// What is read.
-    sources: Vec<Mapping>,
+    files: Tensors,
 }
 
 /// A list to be written.
@@ -169,12 +170,12 @@ struct Item {
 }
 
 impl Plan {
-    /// Looks at all that `files` say of the model, and at no weights.
+    /// Looks at all that `files` say of the model, and at no weights, but those of a folder that have to be converted.
     ///
     /// # Errors
     /// [`Error`], for files that are damaged, of types that are not read, or without weights.
     pub fn new(files: &ModelFiles, recipe: Recipe) -> Result<Self, Error> {
-        let sources = files.tensors().mappings().to_vec();
+        let tensors = files.tensors();
         let metadata = match files.metadata() {
             Metadata::Gguf(metadata) => metadata,
             metadata @ Metadata::HuggingFace(_) if heads::is_head(metadata) => {
@@ -185,16 +186,16 @@ impl Plan {
                     header,
                     metadata,
                     items,
-                } = folder::convert(folder, files.tensors())?;
+                } = folder::convert(folder, tensors)?;
                 let model = model(&metadata, &items)?;
-                return Self::of(header, (items, Vec::new()), &model, recipe, sources);
+                return Self::of(header, (items, Vec::new()), &model, recipe, tensors);
             }
         };
         let mut header = gguf::Writer::new();
         header.carry(metadata);
-        let (items, lists) = items(files.tensors())?;
+        let (items, lists) = items(tensors)?;
         let model = model(metadata, &items)?;
-        Self::of(header, (items, lists), &model, recipe, sources)
+        Self::of(header, (items, lists), &model, recipe, tensors)
     }
 
     fn of(
@@ -202,7 +203,7 @@ impl Plan {
         (mut tensors, lists): (Vec<Item>, Vec<List>),
         model: &recipe::Model,
         recipe: Recipe,
-        sources: Vec<Mapping>,
+        files: &Tensors,
     ) -> Result<Self, Error> {
         if !tensors
             .iter()
@@ -237,7 +238,7 @@ impl Plan {
             tensors,
             lists,
             recipe,
-            sources,
+            files: files.clone(),
         })
     }
 
@@ -285,7 +286,7 @@ impl Plan {
         for item in &self.tensors {
             let mut unread = None;
             let written = body.stream(&item.name, |out| {
-                item.write(threads, out, progress)
+                item.write(&self.files, threads, out, progress)
                     .map_err(|stop| match stop {
                         Stop::Output(source) => source,
                         Stop::Input(error) => {
@@ -311,7 +312,7 @@ impl Plan {
         }
         let output = body.finish().map_err(refused)?;
         // What was cut off while it was read is zeros, which must not replace a file that is good.
-        self.sources.iter().try_for_each(Mapping::check)?;
+        self.files.mappings().iter().try_for_each(Mapping::check)?;
         output.finish().map_err(|source| refused(source.into()))?;
         progress.finish();
         Ok(())
@@ -345,19 +346,23 @@ impl Item {
         self.input.dtype() == Some(self.dtype)
     }
 
-    /// Writes its pieces in order. Each thread makes every so many-th of them.
+    /// Writes its pieces in order. Each thread makes every so many-th of them. What is converted for it is let go of
+    /// at the end.
     fn write(
         &self,
+        files: &Tensors,
         threads: NonZeroUsize,
         out: &mut dyn Write,
         progress: &mut dyn Progress,
     ) -> Result<(), Stop> {
+        let input = self.input.open(files);
+        let input = input.map_err(|error| Stop::Input(error.into()))?;
         let elements = self.elements();
         let pieces = elements.div_ceil(PIECE);
         let threads = threads.get().min(pieces);
         let piece = |number: usize| {
             let start = number * PIECE;
-            self.piece(start..elements.min(start + PIECE))
+            self.piece(&input, start..elements.min(start + PIECE))
         };
         thread::scope(|scope| {
             let queues = (0..threads).map(|thread| {
@@ -386,20 +391,18 @@ impl Item {
     }
 
     /// The bytes of a range of weights, which is whole blocks.
-    fn piece(&self, range: Range<usize>) -> Result<Vec<u8>, Error> {
+    fn piece(&self, input: &Opened, range: Range<usize>) -> Result<Vec<u8>, Error> {
         let unread = |source| Error::Read {
             tensor: self.name.clone(),
             source,
         };
         let mut bytes = vec![0; range.len() / self.dtype.block_len() * self.dtype.block_bytes()];
         if self.is_copied() {
-            self.input.copy(range.start, &mut bytes).map_err(unread)?;
+            input.copy(range.start, &mut bytes).map_err(unread)?;
             return Ok(bytes);
         }
         let mut values = vec![0.0; range.len()];
-        self.input
-            .decode(range.start, &mut values)
-            .map_err(unread)?;
+        input.decode(range.start, &mut values).map_err(unread)?;
         let stored = blocks::quantize(self.dtype, &values, &mut bytes);
         stored.map(|()| bytes).map_err(|unfit| match unfit {
             Unfit::NotFinite => Error::NotFinite {
@@ -428,12 +431,13 @@ fn items(tensors: &Tensors) -> Result<(Vec<Item>, Vec<List>), Error> {
             });
             continue;
         }
-        let tensor = tensors.require(&name)?;
+        let input = Input::of_files(tensors, &name)?;
+        let dtype = input.dtype().expect("nothing is in another order yet");
         items.push(Item {
             name,
             shape: summary.shape.to_vec(),
-            dtype: tensor.dtype(),
-            input: Input::new(tensor),
+            dtype,
+            input,
         });
     }
     Ok((items, lists))

@@ -16,10 +16,9 @@ use super::input::Input;
 use super::{Error, Item};
 use crate::error::ConfigError;
 use crate::families::{Description, Found, GivenFact, Spelling};
-use crate::plan::WeightPlan;
 use crate::program::{MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
 use crate::spec::{LayerSpec, ModelSpec, Pooling, Rope, RopeScaling, Yarn};
-use crate::weights::{Beside, Loading, Weights, name_in};
+use crate::weights::{Weights, name_in};
 
 /// What a folder becomes.
 pub(super) struct Converted {
@@ -28,7 +27,7 @@ pub(super) struct Converted {
     pub(super) items: Vec<Item>,
 }
 
-/// Looks at all that a folder says, and at no weights but vectors.
+/// Looks at all that a folder says, and at its weights one tensor after another.
 pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, Error> {
     let (description, found) = Description::with_facts(folder)?;
     let program = Program::new(&description.spec);
@@ -41,16 +40,7 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
         return Err(unsupported());
     }
     // Whether each of the program's tensors is there, and no others are.
-    let (plan, mut unseen) = (WeightPlan::default(), ());
-    let loading = Loading::mapped(&mut unseen);
-    Weights::load(
-        tensors,
-        Beside::default(),
-        &description,
-        &program,
-        &plan,
-        loading,
-    )?;
+    Weights::check(tensors, &description, &program)?;
     let mut header = gguf::Writer::new();
     describe(&mut header, folder.path(), &description, &found);
     let vocabulary = Vocabulary::from_folder(folder.path(), description.spec.vocabulary)?;
@@ -188,7 +178,7 @@ fn of_values(name: String, values: Vec<f32>) -> Item {
         name,
         shape,
         dtype: DType::F32,
-        input: Input::new(tensor),
+        input: Input::in_memory(tensor),
     }
 }
 
@@ -298,14 +288,16 @@ impl Reader<'_> {
     fn matrix(&self, spec: &MatrixSpec, items: &mut Vec<Item>) -> Result<(), Error> {
         let [own, name] = self.names(spec.name, "weight");
         // Where it is not a tensor of its own, GGUF files do not agree on what it is part of.
-        let tensor = self.tensors.get(&own)?.ok_or(Error::Family {
-            family: self.description.family.name,
-        })?;
+        if !self.tensors.contains(&own) {
+            return Err(Error::Family {
+                family: self.description.family.name,
+            });
+        }
         items.push(Item {
             name,
             shape: vec![spec.rows, spec.columns],
             dtype: DType::F32,
-            input: Input::new(tensor),
+            input: Input::of_files(self.tensors, &own)?,
         });
         let [own, name] = self.names(spec.name, "bias");
         if let Some(bias) = self.tensors.get(&own)? {

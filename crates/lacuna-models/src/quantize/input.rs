@@ -2,21 +2,44 @@
 
 use std::io;
 
-use lacuna_files::{DType, Tensor};
+use lacuna_files::{DType, Tensor, TensorError, Tensors};
 use lacuna_kernels::Matrix;
 
-/// Weights to be written, in the order of their rows.
+/// Weights to be written, in the order of their rows: known by name until they are, since what is converted takes
+/// memory for as long as somebody has it.
 #[derive(Clone, Debug)]
 pub(super) struct Input {
-    tensor: Tensor,
+    from: From,
+    dtype: DType,
     /// Rows of a head of which the halves are to alternate.
     interleaved: Option<usize>,
 }
 
+#[derive(Clone, Debug)]
+enum From {
+    /// A tensor of the model's files.
+    Files(String),
+    /// One that was made of what they say.
+    Memory(Tensor),
+}
+
 impl Input {
-    pub(super) fn new(tensor: Tensor) -> Self {
+    /// The tensor `name` of `tensors`, which has to be there.
+    pub(super) fn of_files(tensors: &Tensors, name: &str) -> Result<Self, TensorError> {
+        let dtype = tensors.dtype(name)?.ok_or_else(|| TensorError::Missing {
+            name: name.to_owned(),
+        })?;
+        Ok(Self {
+            from: From::Files(name.to_owned()),
+            dtype,
+            interleaved: None,
+        })
+    }
+
+    pub(super) fn in_memory(tensor: Tensor) -> Self {
         Self {
-            tensor,
+            dtype: tensor.dtype(),
+            from: From::Memory(tensor),
             interleaved: None,
         }
     }
@@ -29,14 +52,36 @@ impl Input {
 
     /// The type of what is read; `None` where it is not written as it is.
     pub(super) fn dtype(&self) -> Option<DType> {
-        self.interleaved.is_none().then(|| self.tensor.dtype())
+        self.interleaved.is_none().then_some(self.dtype)
     }
 
     /// Whether what is read has lost something already.
     pub(super) fn is_quantized(&self) -> bool {
-        self.tensor.dtype().is_quantized()
+        self.dtype.is_quantized()
     }
 
+    /// The weights, converted where they have to be; `tensors` are those that the name is of.
+    pub(super) fn open(&self, tensors: &Tensors) -> Result<Opened, TensorError> {
+        let tensor = match &self.from {
+            From::Files(name) => tensors.require(name)?,
+            From::Memory(tensor) => tensor.clone(),
+        };
+        Ok(Opened {
+            tensor,
+            interleaved: self.interleaved,
+        })
+    }
+}
+
+/// Weights that can be read.
+#[derive(Debug)]
+pub(super) struct Opened {
+    tensor: Tensor,
+    /// As in [`Input`].
+    interleaved: Option<usize>,
+}
+
+impl Opened {
     /// The bytes of the blocks from the one on that weight `first` begins.
     pub(super) fn copy(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
         let dtype = self.tensor.dtype();

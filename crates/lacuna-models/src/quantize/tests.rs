@@ -424,3 +424,40 @@ fn a_folder_that_embeds_becomes_a_file_that_does() {
         Err(Error::Family { .. })
     ));
 }
+
+/// Plans held all that they were to convert until they were written, so that a folder took as much memory as its model
+/// has in larger types.
+#[test]
+fn of_weights_that_are_converted_one_tensor_is_held() {
+    /// Bytes that are held whenever something was written.
+    struct Held<'a>(&'a Tensors, Vec<usize>);
+
+    impl Progress for Held<'_> {
+        fn begin(&mut self, _item: &str, _total: Option<u64>) {}
+
+        fn advance(&mut self, _bytes: u64) {
+            self.1.push(self.0.converted_bytes());
+        }
+
+        fn finish(&mut self) {}
+    }
+
+    let to = tempfile::tempdir().expect("a scratch folder");
+    for form in ["fp8-block", "gptq", "awq", "compressed-int4", "mlx"] {
+        let files = reference(&format!("forms/{form}/hf"));
+        let tensors = files.tensors();
+        let converted = tensors.iter().filter(|it| it.converted_from.is_some());
+        let largest = converted.map(|it| it.bytes).max().expect("some are");
+        let whole = tensors.require("model.layers.0.self_attn.q_proj.weight");
+        assert!(tensors.converted_bytes() > 0, "{form}: {whole:?} is held");
+        drop(whole);
+
+        let plan = Plan::new(&files, Recipe::Q8_0).expect("a plan");
+        assert_eq!(tensors.converted_bytes(), 0, "{form} is planned");
+        let mut held = Held(tensors, Vec::new());
+        let written = plan.write_file(&to.path().join(form), TWO, &mut held);
+        written.unwrap_or_else(|error| panic!("{form}: {error}"));
+        assert_eq!(held.1.iter().max(), Some(&largest), "{form}");
+        assert_eq!(tensors.converted_bytes(), 0, "{form} is written");
+    }
+}

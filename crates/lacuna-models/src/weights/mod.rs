@@ -192,23 +192,8 @@ impl Weights {
                 &mut *progress,
             )?;
             let mut source = Source::new(tensors, description, program, fetch);
-            let numbered = program.tensors().iter().enumerate();
-            let weights = numbered.map(|(number, tensor)| match tensor {
-                TensorSpec::Matrix(matrix) => source.matrix(number, matrix).map(Weight::Matrix),
-                TensorSpec::Experts(experts) => {
-                    source.experts(number, experts).map(Weight::Experts)
-                }
-                TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
-            });
-            let weights = weights.collect::<Result<Vec<_>, _>>()?;
-            let spec = &description.spec;
-            let ropes = spec.ropes.iter().map(|rope| (rope, None));
-            let of_head = spec.head.iter().flat_map(HeadSpec::ropes);
-            let of_head = of_head.map(|rope| (rope, Some(spec.layers.len())));
-            let rotations = ropes.chain(of_head);
-            let rotations = rotations.map(|rope| Rotation::load(rope, &mut source));
-            let rotations = rotations.collect::<Result<_, _>>()?;
-            source.refuse_surplus(&description.spec)?;
+            let mut weights = Vec::new();
+            let rotations = source.look_up(description, program, |weight| weights.push(weight))?;
             (weights, rotations, source.fetch.finish())
         };
         let streams = files.map(|files| {
@@ -235,6 +220,22 @@ impl Weights {
             }
         }
         Ok(weights)
+    }
+
+    /// Whether all tensors of `program` are there and no others, as for [`load`](Self::load): one after another, so that of
+    /// those that are converted no more than one is in memory.
+    ///
+    /// # Errors
+    /// [`LoadError`], naming the tensor.
+    pub(crate) fn check(
+        tensors: &Tensors,
+        description: &Description,
+        program: &Program,
+    ) -> Result<(), LoadError> {
+        let mut source = Source::new(tensors, description, program, Fetch::Mapped);
+        source.look_up(description, program, drop)?;
+        tensors.release_sources();
+        Ok(())
     }
 
     /// The matrices that files are read for.
@@ -287,6 +288,32 @@ impl Weights {
     /// For a rotary embedding that the model has not.
     pub(crate) fn rotation(&self, rope: usize) -> &Rotation {
         &self.rotations[rope]
+    }
+}
+
+impl Source<'_> {
+    /// Gives each of `program`'s tensors to `take`, in their order, and refuses a file that has others.
+    fn look_up(
+        &mut self,
+        description: &Description,
+        program: &Program,
+        mut take: impl FnMut(Weight),
+    ) -> Result<Vec<Rotation>, LoadError> {
+        for (number, tensor) in program.tensors().iter().enumerate() {
+            take(match tensor {
+                TensorSpec::Matrix(matrix) => Weight::Matrix(self.matrix(number, matrix)?),
+                TensorSpec::Experts(experts) => Weight::Experts(self.experts(number, experts)?),
+                TensorSpec::Vector(vector) => Weight::Vector(self.vector(vector)?),
+            });
+        }
+        let spec = &description.spec;
+        let ropes = spec.ropes.iter().map(|rope| (rope, None));
+        let of_head = spec.head.iter().flat_map(HeadSpec::ropes);
+        let of_head = of_head.map(|rope| (rope, Some(spec.layers.len())));
+        let rotations = ropes.chain(of_head).map(|rope| Rotation::load(rope, self));
+        let rotations = rotations.collect::<Result<_, _>>()?;
+        self.refuse_surplus(spec)?;
+        Ok(rotations)
     }
 }
 
