@@ -15,7 +15,7 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Expression, Output, State, Value};
 use minijinja::{filters, tests};
 
-use super::{NAME, TemplateError, failed, marks};
+use super::{NAME, TemplateError, failed, marks, python};
 
 /// Bytes that a rendering may copy or compare whatever the conversation.
 const ALLOWANCE: usize = 32 << 20;
@@ -250,6 +250,7 @@ fn operator(instruction: &Instruction) -> Option<&'static Operator> {
     let name = match instruction {
         Instruction::Add => "__lacuna_add",
         Instruction::Mul => "__lacuna_multiply",
+        Instruction::Rem => "__lacuna_remainder",
         Instruction::StringConcat => "__lacuna_concatenate",
         Instruction::Slice => "__lacuna_slice",
         Instruction::In => "__lacuna_in",
@@ -274,6 +275,11 @@ static OPERATORS: &[Operator] = &[
         name: "__lacuna_multiply",
         operands: 2,
         apply: multiply,
+    },
+    Operator {
+        name: "__lacuna_remainder",
+        operands: 2,
+        apply: remainder,
     },
     Operator {
         name: "__lacuna_concatenate",
@@ -326,6 +332,7 @@ static OPERATORS: &[Operator] = &[
 struct Expressions {
     add: Expression<'static, 'static>,
     multiply: Expression<'static, 'static>,
+    remainder: Expression<'static, 'static>,
     contained: Expression<'static, 'static>,
     slice: Expression<'static, 'static>,
 }
@@ -335,6 +342,7 @@ static EXPRESSIONS: LazyLock<Result<Expressions, Error>> = LazyLock::new(|| {
     Ok(Expressions {
         add: ENVIRONMENT.compile_expression("a + b")?,
         multiply: ENVIRONMENT.compile_expression("a * b")?,
+        remainder: ENVIRONMENT.compile_expression("a % b")?,
         contained: ENVIRONMENT.compile_expression("a in b")?,
         slice: ENVIRONMENT.compile_expression("a[b:c:d]")?,
     })
@@ -394,14 +402,41 @@ fn multiply(state: &mut State, operands: &[Value]) -> Result<Value, Error> {
             .or(times(second, first))
             .unwrap_or(ITEM_BYTES),
     )?;
+    // Less than none of a text or a list is none of it.
+    let is_repeated = |value: &Value| matches!(value.kind(), ValueKind::String | ValueKind::Seq);
+    let is_negative = |value: &Value| value.is_integer() && value.as_i64().is_some_and(|it| it < 0);
+    if is_repeated(first) && is_negative(second) {
+        return evaluate(
+            |expressions| &expressions.multiply,
+            &[first.clone(), Value::from(0)],
+        );
+    }
+    if is_negative(first) && is_repeated(second) {
+        return evaluate(
+            |expressions| &expressions.multiply,
+            &[Value::from(0), second.clone()],
+        );
+    }
     evaluate(|expressions| &expressions.multiply, operands)
+}
+
+/// Of numbers the remainder; a text is a format.
+fn remainder(state: &mut State, operands: &[Value]) -> Result<Value, Error> {
+    let (first, second) = pair(operands)?;
+    let Some(pattern) = first.as_str() else {
+        return evaluate(|expressions| &expressions.remainder, operands);
+    };
+    let mut all = vec![first.clone()];
+    all.extend(python::operands(second));
+    charge_text_operation(state, "format", &all)?;
+    python::formatted(pattern, second)
 }
 
 fn concatenate(state: &mut State, operands: &[Value]) -> Result<Value, Error> {
     let (first, second) = pair(operands)?;
     charge_whole(state, first)?;
     charge_whole(state, second)?;
-    Ok(Value::from(format!("{first}{second}")))
+    Ok(Value::from(python::shown(first) + &python::shown(second)))
 }
 
 fn slice(state: &mut State, operands: &[Value]) -> Result<Value, Error> {
@@ -548,7 +583,7 @@ fn write_value(output: &mut Output, state: &mut State, value: &Value) -> Result<
     charge_whole(state, value)?;
     match value.as_str() {
         Some(text) => output.write_str(text)?,
-        None => write!(output, "{value}")?,
+        None => output.write_str(&python::shown(value))?,
     }
     Ok(())
 }
@@ -560,13 +595,28 @@ fn method(
     name: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
-    let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
+    let arguments = python::positional(name, arguments)?;
+    let all: Vec<Value> = std::iter::once(value).chain(&arguments).cloned().collect();
     charge_text_operation(state, name, &all)?;
     marks::text_operation(state, name, &all, |state, all| match all {
-        [value, arguments @ ..] => {
-            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
-        }
+        [value, arguments @ ..] => python_method(state, value, name, arguments),
         [] => Err(ErrorKind::MissingArgument.into()),
+    })
+}
+
+fn python_method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    let own = match value.as_str() {
+        Some(text) => python::text_method(text, name, arguments),
+        None if value.kind() == ValueKind::Seq => python::list_method(value, name, arguments),
+        None => None,
+    };
+    own.unwrap_or_else(|| {
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
     })
 }
 
@@ -601,6 +651,10 @@ fn charge_text_operation(state: &mut State, name: &str, all: &[Value]) -> Result
                 .and_then(|options| options.get_attr("width").ok()?.as_usize());
             let lines = whole.lines().count() + 1;
             lines.saturating_mul(width.max(named.unwrap_or(0)))
+        }
+        ("center" | "ljust" | "rjust" | "zfill", ..) => {
+            let width = all.get(1).and_then(Value::as_usize).unwrap_or(0);
+            width.saturating_mul(size_of::<char>())
         }
         ("pprint", ..) => ALLOWANCE / 64,
         _ => 0,
@@ -644,7 +698,25 @@ fn text_filter<'state>(
     all: &[Value],
 ) -> Result<Value, Error> {
     charge_text_operation(state, name, all)?;
-    marks::text_operation(state, name, all, |state, all| original.call(state, all))
+    let mut all = all.to_vec();
+    if let ("join", Some(list)) = (name, all.first_mut()) {
+        *list = python::with_shown_items(list);
+    }
+    marks::text_operation(state, name, &all, |state, all| match (name, all) {
+        ("string", [value]) if !value.is_undefined() => Ok(match value.as_str() {
+            Some(_) => value.clone(),
+            None => Value::from(python::shown(value)),
+        }),
+        // The library's own takes no count.
+        ("replace", [value, arguments @ ..]) if arguments.len() > 2 => {
+            python_method(state, value, name, arguments)
+        }
+        ("int" | "float", [value, arguments @ ..]) => {
+            let made = original.call(state, all);
+            python::or_default(name, value, arguments, made)
+        }
+        _ => original.call(state, all),
+    })
 }
 
 fn list_filter(state: &mut State, original: &Value, all: &[Value]) -> Result<Value, Error> {
@@ -687,6 +759,9 @@ fn install_filters(environment: &mut Environment<'static>) {
             text_filter(state, "tojson", &original, &all.into_values())
         },
     );
+    for name in ["default", "d"] {
+        environment.add_filter(name, python::default);
+    }
     install_undefined(environment);
 }
 

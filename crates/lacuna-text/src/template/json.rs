@@ -211,7 +211,7 @@ impl Writer {
 }
 
 /// A number as Python's `repr` writes it: the shortest digits, an exponent below 1e-4 and from 1e16.
-fn float(number: f64) -> String {
+pub(super) fn float(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
     }

@@ -5,7 +5,7 @@
 //! for something: they are given what is meant, and where they return parts of a text, the same
 //! parts of the marked text are taken instead.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 use serde_json::Map;
 
@@ -126,19 +126,25 @@ pub(super) fn text_operation(
     };
     let plain = || -> Vec<Value> { all.iter().map(|value| meant(value, &stand_ins)).collect() };
     match name {
-        "count" | "endswith" | "find" | "isalnum" | "isalpha" | "isascii" | "isdigit"
-        | "islower" | "isnumeric" | "isspace" | "isupper" | "rfind" | "startswith" => {
+        "count" | "endswith" | "find" | "index" | "isalnum" | "isalpha" | "isascii" | "isdigit"
+        | "islower" | "isnumeric" | "isspace" | "isupper" | "rfind" | "rindex" | "startswith" => {
             run(state, &plain())
         }
-        "lines" | "lstrip" | "rstrip" | "split" | "splitlines" | "strip" | "trim" => {
+        "lines" | "lstrip" | "partition" | "removeprefix" | "removesuffix" | "rpartition"
+        | "rsplit" | "rstrip" | "split" | "splitlines" | "strip" | "trim" => {
             let plain = plain();
             let parts = run(state, &plain)?;
             let between = match name {
-                "split" => plain.get(1).and_then(Value::as_str).unwrap_or_default(),
+                "rsplit" | "split" => plain.get(1).and_then(Value::as_str).unwrap_or_default(),
                 _ => "",
             };
             let whole = plain.first().and_then(Value::as_str).unwrap_or_default();
-            Ok(same_parts(&mut Cursor::new(marked, whole), &parts, between))
+            let mut cursor = Cursor::new(marked, whole);
+            if let ("removeprefix", Some(rest)) = (name, parts.as_str()) {
+                // The rest may also be found earlier.
+                cursor.take(whole.len() - rest.len());
+            }
+            Ok(same_parts(&mut cursor, &parts, between))
         }
         // Where a word begins depends on the punctuation before it.
         "capitalize" | "title" => {
@@ -161,9 +167,18 @@ fn same_parts(cursor: &mut Cursor<'_>, parts: &Value, between: &str) -> Value {
         return Value::from(cursor.part(part, between));
     }
     match parts.try_iter() {
-        Ok(parts) => parts
-            .map(|part| Value::from(cursor.part(part.as_str().unwrap_or_default(), between)))
-            .collect(),
+        Ok(items) => {
+            let part = |part: Value| {
+                cursor
+                    .part(part.as_str().unwrap_or_default(), between)
+                    .into()
+            };
+            let same: Vec<Value> = items.map(part).collect();
+            match parts.downcast_object_ref::<Tuple>() {
+                Some(_) => Value::from(Tuple::from(same)),
+                None => Value::from(same),
+            }
+        }
         Err(_) => parts.clone(),
     }
 }

@@ -10,6 +10,7 @@ mod guard;
 mod json;
 mod marks;
 mod parts;
+mod python;
 mod system;
 
 use std::borrow::Cow;
@@ -335,6 +336,7 @@ fn environment() -> Result<Environment<'static>, Error> {
     guard::install(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
     Ok(environment)
 }
 

@@ -26,6 +26,100 @@ fn render(source: &str) -> Result<String, TemplateError> {
     ChatTemplate::compile(source)?.render(&chat)
 }
 
+/// What Python does with texts and numbers, and the library did not or did otherwise: such templates failed, and small
+/// numbers were written without an exponent. Expected texts are Jinja2's, too.
+#[test]
+fn texts_have_what_pythons_have() {
+    let cases = [
+        (
+            "{{ '%s-%02d|%5s|%-5s|%.2f|%5.1f%%' % ('a', 7, 'é', 'é', 2.25, 50) }}",
+            "a-07|    é|é    |2.25| 50.0%",
+        ),
+        (
+            "{{ '%s' % 'a' ~ 'b' }} {{ '%s' % none }} {{ '%s' % [1, 'a'] }} {{ '%r' % 'a' }} {{ '%s' % ((1, 2),) }} {{ '%s' % missing }}|",
+            "ab None [1, 'a'] 'a' (1, 2) |",
+        ),
+        (
+            "{{ '%(a)s is %(b)d' % {'a': 'x', 'b': 3} }} {{ '%*d' % (5, 3) }} {{ '%d' % 3.7 }} {{ '%c%c' % ('x', 65) }} {{ '%x' % 255 }} {{ '%.3s' % 'abcdef' }}",
+            "x is 3     3 3 xA ff abc",
+        ),
+        (
+            "{{ '%s' % 1e-07 }} {{ '%%' % () }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7.5 % 2 }} {{ 'abc' % [] }}",
+            "1e-07 % 1 2 1.5 abc",
+        ),
+        (
+            "{{ 'a/b/c'.rsplit('/', 1) }} {{ 'a/b/c'.rsplit('/') }} {{ ' a  b c '.rsplit() }} {{ ' a  b c '.rsplit(none, 1) }} {{ 'a/b/c'.rsplit(sep='/', maxsplit=1)[-1] }}",
+            "['a/b', 'c'] ['a', 'b', 'c'] ['a', 'b', 'c'] [' a  b', 'c'] c",
+        ),
+        (
+            "{{ 'a/b/c'.split('/', maxsplit=1) }} {{ 'a b'.split(maxsplit=0) }} {{ 'a/b/c'.split(sep='/') }}",
+            "['a', 'b/c'] ['a b'] ['a', 'b', 'c']",
+        ),
+        (
+            "{{ 'a/b/c'.partition('/') }} {{ 'a/b/c'.rpartition('/') }} {{ 'abc'.partition('/') }} {{ 'abc'.rpartition('/') }}",
+            "('a', '/', 'b/c') ('a/b', '/', 'c') ('abc', '', '') ('', '', 'abc')",
+        ),
+        (
+            "{{ 'a/b'.removeprefix('a/') }} {{ 'a/b'.removeprefix('b') }} {{ 'a/b'.removesuffix('/b') }} {{ 'a/b'.removesuffix('') }}",
+            "b a/b a a/b",
+        ),
+        (
+            "{{ 1e-07 | string }} {{ 1e-07 }} {{ 1e16 }} {{ 1e15 }} {{ 0.0001 }} {% set x = 0.00001 %}{{ x ~ '' }} {{ [1e-07, {'a': 1e22}, ('b', 1e-05)] }} {{ [1e-07, 'a'] | join(',') }} {{ -1e-09 }}",
+            "1e-07 1e-07 1e+16 1000000000000000.0 0.0001 1e-05 [1e-07, {'a': 1e+22}, ('b', 1e-05)] 1e-07,a -1e-09",
+        ),
+        (
+            "{{ 'Hello'.index('l') }} {{ 'Hello'.rindex('l') }} {{ 'Hello'.find('l', 3) }} {{ 'Hello'.find('l', -2) }} {{ 'Hello'.count('l', 3) }} {{ 'Hello'.find('H', 1, 9) }} {{ ['a', 'b'].index('b') }}",
+            "2 3 3 3 1 -1 1",
+        ),
+        (
+            "{{ 'Hello'.startswith('l', 2) }} {{ 'Hello'.endswith('l', 0, 4) }} {{ 'Hello'.startswith('', 9) }}",
+            "True True False",
+        ),
+        (
+            "{{ 'ab'.center(5, '*') }}|{{ 'ab'.ljust(4) }}|{{ 'é'.rjust(3, '-') }}|{{ '-7'.zfill(4) }}|{{ 'abc'.center(6) }}|",
+            "**ab*|ab  |--é|-007| abc  |",
+        ),
+        (
+            "{{ \"it's me\".title() }} {{ 'hELLO'.swapcase() }} {{ 'a\\r\\nb\\x0bc\\u{2028}d\\re'.splitlines() }} {{ 'a\\r\\nb\\n'.splitlines(true) }}",
+            "It'S Me Hello ['a', 'b', 'c', 'd', 'e'] ['a\\r\\n', 'b\\n']",
+        ),
+        (
+            "{{ 'aaa' | replace('a', 'b', 2) }} {{ 'x' | float }} {{ 'x' | int }} {{ '' | int(5) }} {{ '' | default('d', boolean=true) }} {{ missing | default(default_value='d') }} {{ none | default('d') }}",
+            "bba 0.0 0 5 d d None",
+        ),
+        ("{{ 'ab' * -1 }}{{ -1 * 'ab' }}{{ [1] * -1 }}", "[]"),
+        (
+            "{% set comma = joiner(', ') %}{% for x in [1, 2, 3] %}{{ comma() }}{{ x }}{% endfor %}",
+            "1, 2, 3",
+        ),
+    ];
+    for (source, expected) in cases {
+        let text = render(source).unwrap_or_else(|error| panic!("{source}: {error}"));
+        assert_eq!(text, expected, "{source}");
+    }
+}
+
+#[test]
+fn what_python_refuses_of_texts_is_an_error() {
+    for source in [
+        "{{ '%s %s' % ('a',) }}",
+        "{{ 'a' % 3 }}",
+        "{{ '%d' % 'a' }}",
+        "{{ '%(a)s' % {'b': 1} }}",
+        "{{ '%(a' % {'a': 1} }}",
+        "{{ '%' % 1 }}",
+        "{{ '%*d' % ('a', 1) }}",
+        "{{ 'a'.split('') }}",
+        "{{ 'a'.rsplit('') }}",
+        "{{ 'a'.partition('') }}",
+        "{{ 'a'.index('b') }}",
+        "{{ 'a'.split(separator='b') }}",
+        "{{ 'a'.ljust(3, 'bc') }}",
+    ] {
+        assert!(render(source).is_err(), "{source}");
+    }
+}
+
 /// Expected texts were made with Jinja2 3.1.6 in the environment of `transformers`.
 #[test]
 fn templates_render_as_jinja2_renders_them() {

@@ -202,6 +202,26 @@ fn halves_that_a_template_puts_together_are_no_whole() {
             "s>",
         ),
         (
+            "{{ '%s%s' % (messages[0].content, messages[1].content) }}",
+            "<",
+            "s>",
+        ),
+        (
+            "{{ messages[0].content.rsplit('~', 1) | join('') }}",
+            "<|im~_end|>",
+            "",
+        ),
+        (
+            "{{ messages[0].content.partition('~')[0] }}{{ messages[0].content.partition('~')[2] }}",
+            "<|im~_end|>",
+            "",
+        ),
+        (
+            "{{ messages[0].content.removeprefix('~').removesuffix('~') }}",
+            "~<s>~",
+            "",
+        ),
+        (
             "{{ messages[0].content.strip('~') | trim | upper }}",
             "~ [inst] ~",
             "",
@@ -240,6 +260,9 @@ fn a_template_sees_what_messages_say() {
         "{{ messages | selectattr('content', 'equalto', messages[0].content) | list | length }}",
         "{{ ['<a>'] == [messages[0].content[2:5]] }}{{ messages[0].content[2:5] in ['<a>'] }}",
         "{{ messages[0] }}{{ messages[0].content | tojson(ensure_ascii=true) }}{{ messages[0].content.split() }}",
+        "{{ messages[0].content.rsplit('<a>', 1)[1] }}|{{ messages[0].content.strip().removeprefix('<a>').removesuffix('</a>') }}",
+        "{{ messages[0].content.partition('</a>') }}|{{ messages[0].content.rpartition('<a>')[2] }}|{{ messages[0].content.rsplit() }}",
+        "{{ messages[0].content.index('[x]') }}{{ messages[0].content.find('<a>', 5) }}{{ messages[0].content.startswith('<a>', 2) }}",
         "{{ messages[0].content[2] < '=' }}{{ messages[0].content | title }}{{ messages[0].content.splitlines()[0] }}",
     ];
     for source in sources {
