@@ -299,6 +299,7 @@ impl Plan {
                 (Some(error), _) => return Err(error),
                 (None, written) => written.map_err(refused)?,
             }
+            self.files.release_sources();
         }
         for List {
             name,

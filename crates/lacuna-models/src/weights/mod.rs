@@ -233,8 +233,10 @@ impl Weights {
         program: &Program,
     ) -> Result<(), LoadError> {
         let mut source = Source::new(tensors, description, program, Fetch::Mapped);
-        source.look_up(description, program, drop)?;
-        tensors.release_sources();
+        source.look_up(description, program, |weight| {
+            drop(weight);
+            tensors.release_sources();
+        })?;
         Ok(())
     }
 
