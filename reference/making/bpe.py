@@ -9,6 +9,8 @@ CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 UNCASED = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+NOT_HAN_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+NOT_HAN_UNCASED = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
@@ -38,10 +40,22 @@ SPLITS = {
         rf"{ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ],
+    "spark2_5": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        rf"{ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+        r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+        r"\p{N}",
+    ],
+    "kimi-k2": [
+        rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{NOT_HAN_CASED}*{NOT_HAN_UNCASED}+{CONTRACTION}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{NOT_HAN_CASED}+{NOT_HAN_UNCASED}*{CONTRACTION}?|\p{{N}}{{1,3}}|{TAIL}"
+    ],
+    "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
 }
 # Pre-tokenizers whose model takes a piece that is in the vocabulary whole, merges or not.
-IGNORE_MERGES = {"llama-bpe", "tekken"}
+IGNORE_MERGES = {"llama-bpe", "tekken", "kimi-k2"}
 
 
 def byte_alphabet() -> list[str]:

@@ -26,7 +26,7 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 pub struct GgufVocabulary<'a> {
     /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4`, `bert` or `t5`.
     pub model: &'a str,
-    /// `general.architecture`: some keep no white space behind special tokens, which there is no key for.
+    /// `general.architecture`: some keep no white space beside special tokens, which there is no key for.
     pub architecture: Option<&'a str>,
     /// `tokenizer.ggml.pre`.
     pub pre: Option<&'a str>,
@@ -78,9 +78,10 @@ impl Tokenizer {
     pub fn from_gguf(vocabulary: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
         vocabulary.check()?;
         match vocabulary.model {
+            "gpt2" if pre::is_raw(vocabulary.pre) => vocabulary.raw_bpe(false),
             "gpt2" => vocabulary.byte_level(),
             "llama" => vocabulary.sentencepiece(),
-            "gemma4" => vocabulary.raw_bpe(),
+            "gemma4" => vocabulary.raw_bpe(true),
             "bert" => vocabulary.word_piece(),
             "t5" => vocabulary.unigram(),
             other => Err(TokenizerError::UnsupportedModel {
@@ -240,7 +241,7 @@ impl GgufVocabulary<'_> {
 
     /// Ranked merges of plain characters, as Gemma 4 has them: spaces are visible first, lines and
     /// the breaks between them are merged apart, and a character without a token is its bytes.
-    fn raw_bpe(&self) -> Result<Tokenizer, TokenizerError> {
+    fn raw_bpe(&self, adds_bos: bool) -> Result<Tokenizer, TokenizerError> {
         let merges = self.merges.as_ref().ok_or(VocabularyError::NoMerges)?;
         let (vocab, pairs) = self.vocab_and_merges(merges)?;
         let bigrams = Bigrams::of(vocab.keys().map(String::as_str));
@@ -259,7 +260,7 @@ impl GgufVocabulary<'_> {
             },
             spelling: Spelling::SentencePiece,
             leading: Leading::Keep,
-            adds_bos: true,
+            adds_bos,
             adds_eos: false,
             fallback: Specials::default(),
             merges: merges.len(),
@@ -455,11 +456,26 @@ impl GgufVocabulary<'_> {
             let cut = special || (kind == TokenKind::UserDefined && merges_words);
             if cut && !text.is_empty() && !ids.contains_key(text) {
                 ids.insert(text.to_owned(), id);
-                let token = AddedToken::from(text, special).normalized(false);
+                let token = AddedToken::from(text, special)
+                    .normalized(false)
+                    .lstrip(self.takes_space_before(text));
                 tokens.push(token.rstrip(self.takes_white_space(text, merges_words)));
             }
         }
         (tokens, ids)
+    }
+
+    /// Whether a token takes the white space in front of it: what stands for a word that is left out does, by the
+    /// `tokenizer.json` of these models.
+    fn takes_space_before(&self, token: &str) -> bool {
+        match token {
+            "<mask>" => {
+                self.architecture == Some("nomic-bert-moe")
+                    || matches!(self.pre, Some("jina-v2-de" | "jina-v2-es" | "jina-v2-code"))
+            }
+            "[MASK]" => self.architecture == Some("modern-bert"),
+            _ => false,
+        }
     }
 
     /// Whether a special token takes the white space behind it: those of Phi 3 and 3.5 do, by their `tokenizer.json`, all

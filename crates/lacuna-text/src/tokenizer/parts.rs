@@ -199,9 +199,9 @@ fn split_step(value: &Value) -> Result<Step, TokenizerError> {
         Text::Regex(pattern) => pattern,
         Text::String(text) => fancy_regex::escape(&text).into_owned(),
     };
-    let pattern = fancy_regex::Regex::new(&pattern).map_err(|error| part(PRE_TOKENIZER, error))?;
+    let pattern = Pattern::of(&pattern).map_err(|error| part(PRE_TOKENIZER, error))?;
     Ok(Step::Split {
-        pattern: Pattern::Regex(Box::new(pattern)),
+        pattern,
         behavior: split.behavior,
         inverted: split.invert,
     })

@@ -46,10 +46,19 @@ pub(super) fn of_patterns(patterns: &[&str], whole_words: WholeWords) -> Option<
     rule.names.first().copied()
 }
 
-/// Every name of the table.
+/// Every name that is known.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().flat_map(|rule| rule.names).copied()
+    let table = TABLE.iter().flat_map(|rule| rule.names);
+    table.chain(RAW).copied()
 }
+
+/// Whether it is of a vocabulary of plain characters, which has no words.
+pub(super) fn is_raw(name: Option<&str>) -> bool {
+    name.is_some_and(|name| RAW.contains(&name))
+}
+
+/// The names of vocabularies that merge plain characters, as Gemma 4 does, under the name of GPT-2's kind.
+const RAW: &[&str] = &["gemma4", "sarvam-moe", "granite-embed-multi-311m"];
 
 const fn rule(names: &'static [&'static str], patterns: &'static [&'static str]) -> PreTokenizer {
     PreTokenizer {
@@ -104,6 +113,15 @@ const DEEPSEEK_LETTERS: &str = concat!(
 const DEEPSEEK_PUNCTUATION: &str =
     r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
 const DEEPSEEK_CJK: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
+/// Spark's: as DeepSeek's, but that a line's end stands alone.
+const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+/// Kimi's: as GPT-4o's, but that Chinese characters stand alone.
+const KIMI: &str = concat!(
+    r"\p{Han}+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
 const AFMOE_SCRIPTS: &str = concat!(
     r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{8C48}-\u{FAFF}\u{3040}-\u{309F}\u{30A0}-\u{30FF}",
@@ -172,7 +190,8 @@ static TABLE: &[PreTokenizer] = &[
         ],
         &[LLAMA3],
     ))),
-    rule(&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], &[LLAMA3]),
+    rule(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
+    whole_words(rule(&["glm4", "glm5"], &[LLAMA3])),
     whole_words(rule(
         &["minicpm5"],
         &[
@@ -224,6 +243,11 @@ static TABLE: &[PreTokenizer] = &[
         &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         &[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK_V3],
     ),
+    rule(&["spark2_5"], &[r"\p{N}{1,3}", HAN_KANA, SPARK, r"\p{N}"]),
+    // Its words are tiktoken's, which looks for whole ones first.
+    whole_words(rule(&["kimi-k2"], &[KIMI])),
+    // Whatever is no number is one word, and numbers are threes of digits from the right.
+    rule(&["superbpe"], &[r"\p{N}+", r"(?=(?:\d{3})+(?!\d))"]),
     rule(
         &["afmoe"],
         &[

@@ -3,6 +3,8 @@
 //! This follows the `tokenizers` crate's splitting by patterns, which makes a list of every word with
 //! its text and offsets first.
 
+use std::sync::LazyLock;
+
 use fancy_regex::Regex;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior;
@@ -33,7 +35,22 @@ pub(super) enum Pattern {
     Regex(Box<Regex>),
     /// A digit, or another sign for a number.
     Numeric,
+    /// Threes of digits, counted from the right.
+    Threes(Threes),
 }
+
+/// Rules of threes that are known by their patterns, which look to the end of a number from each of its digits: of a
+/// hundred thousand digits they would take minutes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Threes {
+    /// The places in front of threes.
+    Places,
+    /// The threes and what is left over in front of them, of numbers that no letter follows.
+    Numbers,
+}
+
+static DIGITS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+").expect("a pattern"));
+static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\w").expect("a pattern"));
 
 type Range = std::ops::Range<usize>;
 
@@ -47,7 +64,7 @@ impl Step {
     /// The step that isolates each match of `pattern`.
     pub(super) fn isolate(pattern: &str) -> Result<Step, fancy_regex::Error> {
         Ok(Step::Split {
-            pattern: Pattern::Regex(Box::new(Regex::new(pattern)?)),
+            pattern: Pattern::of(pattern)?,
             behavior: SplitDelimiterBehavior::Isolated,
             inverted: false,
         })
@@ -74,6 +91,8 @@ impl Step {
             } => text.split(|_, part| match (pattern, inverted) {
                 (Pattern::Regex(pattern), false) => part.split(pattern.as_ref(), *behavior),
                 (Pattern::Regex(pattern), true) => part.split(Invert(pattern.as_ref()), *behavior),
+                (Pattern::Threes(threes), false) => part.split(*threes, *behavior),
+                (Pattern::Threes(threes), true) => part.split(Invert(*threes), *behavior),
                 (Pattern::Numeric, false) => part.split(char::is_numeric, *behavior),
                 (Pattern::Numeric, true) => part.split(Invert(char::is_numeric), *behavior),
             }),
@@ -156,6 +175,15 @@ fn cut_within(
 }
 
 impl Pattern {
+    /// What is found by a regular expression.
+    pub(super) fn of(pattern: &str) -> Result<Pattern, fancy_regex::Error> {
+        match pattern {
+            r"(?=(\d{3})+(?!\d))" | r"(?=(?:\d{3})+(?!\d))" => Ok(Pattern::Threes(Threes::Places)),
+            r"\d{1,3}(?=(?:\d{3})*\b)" => Ok(Pattern::Threes(Threes::Numbers)),
+            _ => Ok(Pattern::Regex(Box::new(Regex::new(pattern)?))),
+        }
+    }
+
     /// Calls `each` with every stretch of `text`, in order, and whether it is a match.
     fn find(
         &self,
@@ -163,7 +191,7 @@ impl Pattern {
         mut each: impl FnMut(Range, bool) -> Result<(), TokenizerError>,
     ) -> Result<(), TokenizerError> {
         let mut rest = 0;
-        let mut found = |range: Range| {
+        let mut found = |range: Range| -> Result<(), TokenizerError> {
             if rest != range.start {
                 each(rest..range.start, false)?;
             }
@@ -179,6 +207,7 @@ impl Pattern {
                     found(one.range())?;
                 }
             }
+            Pattern::Threes(threes) => threes.find(text, found)?,
             Pattern::Numeric => {
                 for (at, one) in text.match_indices(char::is_numeric) {
                     found(at..at + one.len())?;
@@ -189,6 +218,55 @@ impl Pattern {
             true => Ok(()),
             false => each(rest..text.len(), false),
         }
+    }
+}
+
+impl Threes {
+    /// Calls `found` with every match, in order.
+    fn find(
+        self,
+        text: &str,
+        mut found: impl FnMut(Range) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        let failed = |error: fancy_regex::Error| TokenizerError::PreTokenizer {
+            detail: error.to_string(),
+        };
+        for number in DIGITS.find_iter(text) {
+            let number = number.map_err(failed)?;
+            let follows = WORD.is_match(&text[number.end()..]).map_err(failed)?;
+            if matches!(self, Threes::Numbers) && follows {
+                continue;
+            }
+            let count = number.as_str().chars().count();
+            let places = number.as_str().char_indices().enumerate();
+            let starts = places.filter(|(digit, _)| (count - digit).is_multiple_of(3));
+            let starts = starts.map(|(_, (at, _))| number.start() + at);
+            match self {
+                Threes::Places => starts.map(|at| at..at).try_for_each(&mut found)?,
+                Threes::Numbers => {
+                    let mut from = number.start();
+                    for start in starts
+                        .chain([number.end()])
+                        .filter(|at| *at > number.start())
+                    {
+                        found(from..start)?;
+                        from = start;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl tokenizers::tokenizer::pattern::Pattern for Threes {
+    fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<((usize, usize), bool)>> {
+        let mut all = Vec::new();
+        Pattern::Threes(*self).find(text, |range, is_match| {
+            all.push(((range.start, range.end), is_match));
+            Ok(())
+        })?;
+        Ok(all)
     }
 }
 
@@ -242,5 +320,33 @@ impl<F: FnMut(Range) -> Result<(), TokenizerError>> Words<F> {
         self.open
             .take()
             .map_or(Ok(()), |(open, _)| (self.each)(open))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stretches(pattern: &Pattern, text: &str) -> Vec<(Range, bool)> {
+        let mut all = Vec::new();
+        let mut each = |range, found| {
+            all.push((range, found));
+            Ok(())
+        };
+        pattern.find(text, &mut each).unwrap();
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn threes_are_what_their_patterns_find(text in "[0-9٣½a_ é-]{0,14}") {
+            for regex in [r"(?=(\d{3})+(?!\d))", r"(?=(?:\d{3})+(?!\d))", r"\d{1,3}(?=(?:\d{3})*\b)"] {
+                let known = Pattern::of(regex).unwrap();
+                prop_assert!(matches!(known, Pattern::Threes(_)));
+                let plain = Pattern::Regex(Box::new(Regex::new(regex).unwrap()));
+                prop_assert_eq!(stretches(&known, &text), stretches(&plain, &text));
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What tokenizers do, on vocabularies small enough to follow by hand.
 
-use crate::vocabulary::{byte_level, sentencepiece};
+use crate::vocabulary::{byte_level, character, sentencepiece};
 use lacuna_text::tokenizer::{
     AddSpecial, Decode, GgufVocabulary, HuggingFaceFiles, ParseSpecial, Special, TextStream,
     TokenKind, Tokenizer, TokenizerError, VocabularyError, known_pre_tokenizers,
@@ -477,6 +477,124 @@ fn digits_are_cut_in_threes_from_the_right_where_a_rule_says_so() {
     }
 }
 
+#[test]
+fn numbers_are_threes_from_the_right_and_all_else_is_one_word_in_superbpe() {
+    let words = byte_level(&["12", "123", "34", "345", "45", "456", "aĠ", "aĠb"]);
+    let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+        pre: Some("superbpe"),
+        ..words.gguf()
+    })
+    .unwrap();
+    for (text, expected) in [
+        ("123", vec!["123"]),
+        ("12345", vec!["12", "345"]),
+        ("a b123456", vec!["aĠb", "123", "456"]),
+    ] {
+        assert_eq!(ids_as_text(&tokenizer, text), expected, "{text}");
+    }
+    // A sign for a number that is no digit ends the threes in front of it.
+    let half = tokenizer.encode("½", Special::NONE).unwrap();
+    let expected = [&[words.id("12")], &half[..], &[words.id("345")]].concat();
+    assert_eq!(tokenizer.encode("12½345", Special::NONE).unwrap(), expected);
+}
+
+/// The pattern looks to the end of a number from each digit: a long one took minutes, and is found otherwise.
+#[test]
+fn numbers_that_no_letter_follows_are_threes_from_the_right_in_tiny_aya() {
+    let words = byte_level(&["12", "123", "34", "345", "45", "456", "6a"]);
+    let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+        pre: Some("tiny_aya"),
+        ..words.gguf()
+    })
+    .unwrap();
+    for (text, expected) in [
+        ("12345", vec!["12", "345"]),
+        ("123456", vec!["123", "456"]),
+        ("12345-12", vec!["12", "345", "-", "12"]),
+        // Threes from the left.
+        ("12345a", vec!["123", "45", "a"]),
+        ("12345_", vec!["123", "45", "_"]),
+    ] {
+        assert_eq!(ids_as_text(&tokenizer, text), expected, "{text}");
+    }
+}
+
+#[test]
+fn chinese_characters_are_words_apart_in_kimi() {
+    let han = |text: &str| text.bytes().map(character).collect::<String>();
+    let (two, mixed) = (han("中文"), han("文") + "a");
+    let mut words = byte_level(&["ab"]);
+    let ids = [words.add(&two, 1), words.add(&mixed, 1)];
+    let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+        pre: Some("kimi-k2"),
+        ..words.gguf()
+    })
+    .unwrap();
+    let found = tokenizer.encode("中文ab", Special::NONE).unwrap();
+    // Whole words are looked for first, as no merges build these.
+    assert_eq!(found, [ids[0], words.id("ab")]);
+}
+
+#[test]
+fn glm_looks_for_whole_words_first() {
+    let mut words = byte_level(&[]);
+    let whole = words.add("Ġhello", 1);
+    for pre in ["glm4", "glm5"] {
+        let gguf = GgufVocabulary {
+            pre: Some(pre),
+            bos: Some(whole),
+            ..words.gguf()
+        };
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let ids = tokenizer.encode(" hello", Special::PROMPT).unwrap();
+        assert_eq!(ids, [whole], "{pre}");
+    }
+}
+
+/// What stands for a word that is left out stands for the space in front of it, too, by the `tokenizer.json` of these.
+#[test]
+fn a_mask_takes_the_space_in_front_of_it() {
+    let mut words = byte_level(&[]);
+    let masks = ["<mask>", "[MASK]"].map(|name| words.add(name, 3));
+    let spaces = |architecture, pre, mask: &str| {
+        let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
+            architecture: Some(architecture),
+            pre: Some(pre),
+            ..words.gguf()
+        })
+        .unwrap();
+        let ids = tokenizer
+            .encode(&format!("a  {mask} b"), Special::RENDERED)
+            .unwrap();
+        let at = ids.iter().position(|id| masks.contains(id)).unwrap();
+        assert_eq!(
+            tokenizer.decode(&ids[at + 1..], Decode::TEXT).unwrap(),
+            " b"
+        );
+        at - 1
+    };
+    for (architecture, pre) in [
+        ("jina-bert-v2", "jina-v2-de"),
+        ("jina-bert-v2", "jina-v2-es"),
+        ("jina-bert-v2", "jina-v2-code"),
+        ("nomic-bert-moe", "default"),
+    ] {
+        assert_eq!(
+            spaces(architecture, pre, "<mask>"),
+            0,
+            "{architecture} {pre}"
+        );
+        assert_eq!(
+            spaces(architecture, pre, "[MASK]"),
+            2,
+            "{architecture} {pre}"
+        );
+    }
+    assert_eq!(spaces("modern-bert", "gpt-2", "[MASK]"), 0);
+    assert_eq!(spaces("modern-bert", "gpt-2", "<mask>"), 2);
+    assert_eq!(spaces("llama", "gpt-2", "<mask>"), 2);
+}
+
 /// GGUF has no key for it, and folders say it of each token: one model had other tokens in each of the two.
 #[test]
 fn special_tokens_of_phi_3_take_the_white_space_behind_them() {
@@ -510,6 +628,10 @@ fn long_texts_without_a_break_are_encoded() {
         "deepseek-v3",
         "gpt-4o",
         "afmoe",
+        "superbpe",
+        "tiny_aya",
+        "kimi-k2",
+        "spark2_5",
     ] {
         let tokenizer = Tokenizer::from_gguf(&GgufVocabulary {
             pre: Some(pre),
