@@ -43,7 +43,8 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
     Weights::check(tensors, &description, &program)?;
     let mut header = gguf::Writer::new();
     describe(&mut header, folder.path(), &description, &found);
-    let vocabulary = Vocabulary::from_folder(folder.path(), description.spec.vocabulary)?;
+    let (family, rows) = (description.family.name, description.spec.vocabulary);
+    let vocabulary = Vocabulary::from_folder(folder.path(), family, rows)?;
     write_vocabulary(&mut header, &vocabulary);
 
     let mut items = Vec::new();

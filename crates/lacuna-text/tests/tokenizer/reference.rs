@@ -97,6 +97,25 @@ fn gguf_files_agree_as_they_are() {
     }
 }
 
+/// Files of Sarvam and of a large Granite embedding model say GPT-2's kind and another rule for words, which was unknown.
+#[test]
+fn plain_characters_are_merged_where_only_the_rule_says_so() {
+    let metadata = Metadata::read("tokenizers/gemma4/vocab.gguf");
+    for pre in ["gemma4", "sarvam-moe", "granite-embed-multi-311m"] {
+        let mut vocabulary = metadata.vocabulary();
+        (vocabulary.model, vocabulary.pre) = ("gpt2", Some(pre));
+        check("gemma4", &Tokenizer::from_gguf(&vocabulary).unwrap());
+        vocabulary.add_bos = None;
+        let tokenizer = Tokenizer::from_gguf(&vocabulary).unwrap();
+        let plain = tokenizer.encode("Hello", Special::NONE).unwrap();
+        let prompt = tokenizer.encode("Hello", Special::PROMPT).unwrap();
+        assert_eq!(
+            prompt, plain,
+            "{pre}: nothing in front unless the file says so"
+        );
+    }
+}
+
 #[test]
 fn tokenizer_json_agrees() {
     for name in ["gpt-2", "qwen2", "llama-bpe", "llama-spm", "gemma4"] {
@@ -113,7 +132,7 @@ fn tokenizer_json_agrees() {
 fn vocabularies_of_folders_are_the_same_in_gguf() {
     for name in ["gpt-2", "qwen2", "llama-bpe", "llama-spm"] {
         let folder = reference(&format!("tokenizers/{name}"));
-        let made = Vocabulary::from_folder(&folder, 0).unwrap();
+        let made = Vocabulary::from_folder(&folder, "llama", 0).unwrap();
         let metadata = Metadata::read(&format!("tokenizers/{name}/vocab.gguf"));
         let expected = metadata.vocabulary();
         let found = made.as_gguf();
@@ -129,9 +148,9 @@ fn vocabularies_of_folders_are_the_same_in_gguf() {
 #[test]
 fn a_vocabulary_has_a_token_for_every_row_of_embeddings() {
     let folder = reference("tokenizers/qwen2");
-    let own = Vocabulary::from_folder(&folder, 0).unwrap();
+    let own = Vocabulary::from_folder(&folder, "llama", 0).unwrap();
     let rows = own.tokens.len() + 3;
-    let padded = Vocabulary::from_folder(&folder, rows).unwrap();
+    let padded = Vocabulary::from_folder(&folder, "llama", rows).unwrap();
     assert_eq!(padded.tokens.len(), rows);
     assert_eq!(padded.tokens[rows - 1], format!("[PAD{}]", rows - 1));
     assert_eq!(&padded.tokens[..rows - 3], own.tokens);
@@ -147,8 +166,39 @@ fn of_several_chat_templates_gguf_has_the_one_that_is_used() {
     );
     let config = r#"{"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]}"#;
     write("tokenizer_config.json", config);
-    let made = Vocabulary::from_folder(folder.path(), 0).unwrap();
+    let made = Vocabulary::from_folder(folder.path(), "llama", 0).unwrap();
     assert_eq!(made.chat_template.as_deref(), Some("b"));
+}
+
+/// No text with special tokens was tried, so what they do to the text beside them was lost.
+#[test]
+fn special_tokens_that_gguf_would_read_otherwise_are_no_vocabulary_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, architecture, fits) in [
+        ("qwen2", "llama", false),
+        ("llama-spm", "llama", false),
+        // The one family whose tokens are known to do so.
+        ("llama-spm", "phi3", true),
+    ] {
+        let text = reference_text(&format!("tokenizers/{name}/tokenizer.json"));
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for token in json["added_tokens"].as_array_mut().unwrap() {
+            let plain = ["<unk>", "<s>", "<|endoftext|>"].map(|it| token["content"] == *it);
+            token["rstrip"] = (!plain.contains(&true)).into();
+        }
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let made = Vocabulary::from_folder(folder.path(), architecture, 0);
+        match made {
+            Ok(_) => assert!(fits, "{name} of {architecture}"),
+            Err(error) => {
+                let message = error.to_string();
+                assert!(
+                    !fits && message.contains("special tokens"),
+                    "{name}: {message}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -158,13 +208,13 @@ fn what_gguf_has_no_form_for_is_an_error_that_names_the_part() {
     let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
     json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
     std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
-    let error = Vocabulary::from_folder(folder.path(), 0).unwrap_err();
+    let error = Vocabulary::from_folder(folder.path(), "llama", 0).unwrap_err();
     let message = error.to_string();
     assert!(
         message.contains("rule of cutting texts into words"),
         "{message}"
     );
-    let error = Vocabulary::from_folder(&reference("tokenizers/word-piece"), 0);
+    let error = Vocabulary::from_folder(&reference("tokenizers/word-piece"), "llama", 0);
     let message = error.unwrap_err().to_string();
     assert!(message.contains("algorithm"), "{message}");
 }

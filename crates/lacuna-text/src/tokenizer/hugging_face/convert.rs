@@ -57,12 +57,20 @@ const SAMPLE: &str = "Hello, World! I'm sure they'LL say it's 1234567 (or 3.14),
     // ok\r\n    \u{4F60}\u{597D}\u{FF0C}\u{4E16}\u{754C} \u{3053}\u{3093}\u{306B}\u{3061}\u{306F} \u{AC00}\u{B098} \u{41F}\u{440}\u{438}\u{432}\u{435}\u{442} \u{1F642}\u{1F44D}\u{1F3FD} na\u{EF}ve caf\u{E9} HTTPServer \
     \u{915}\u{94D}\u{937}\u{93F} ~/.config/a-b   end. ";
 
+/// Tokens with names that are tried in one text; vocabularies may have thousands.
+const NAMES_AT_ONCE: usize = 64;
+
 impl Vocabulary {
-    /// Converts that of a folder, for a model with so many rows of embeddings.
+    /// Converts that of a folder, for a model with so many rows of embeddings, whose file will have this
+    /// `general.architecture`.
     ///
     /// # Errors
     /// [`TokenizerError`], also for vocabularies that GGUF has no form for.
-    pub fn from_folder(folder: &Path, rows: usize) -> Result<Vocabulary, TokenizerError> {
+    pub fn from_folder(
+        folder: &Path,
+        architecture: &str,
+        rows: usize,
+    ) -> Result<Vocabulary, TokenizerError> {
         let contents = Contents::read(folder)?;
         let files = contents.files();
         let own = Tokenizer::from_hugging_face(&files)?;
@@ -71,13 +79,13 @@ impl Vocabulary {
         let Model::Bpe(bpe) = Model::read(file.model.get())? else {
             return Err(inexpressible("algorithm"));
         };
-        let made = Converter {
+        let converter = Converter {
             added: file.added_tokens(&settings),
             decoder: parts::decoder(file.decoder.as_ref())?,
             bpe,
             rows,
-        }
-        .convert(file.pre_tokenizer.as_ref())?;
+        };
+        let made = converter.convert(file.pre_tokenizer.as_ref())?;
         let (before, after) = match (&*own.before, &*own.after) {
             ([] | [_], [] | [_]) => (own.before.first().copied(), own.after.first().copied()),
             _ => return Err(inexpressible("tokens around texts")),
@@ -93,7 +101,8 @@ impl Vocabulary {
             chat_template: own.chat_template().map(str::to_owned),
             ..made
         };
-        made.check(&own)?;
+        let names = converter.added.iter().map(|token| token.content.as_str());
+        made.check(&own, architecture, &names.collect::<Vec<_>>())?;
         Ok(made)
     }
 
@@ -121,9 +130,34 @@ impl Vocabulary {
         }
     }
 
-    /// Whether texts become the same tokens.
-    fn check(&self, own: &Tokenizer) -> Result<(), TokenizerError> {
-        let made = Tokenizer::from_gguf(&self.as_gguf())?;
+    /// Whether texts become the same tokens, also those that tokens with names are written in.
+    fn check(
+        &self,
+        own: &Tokenizer,
+        architecture: &str,
+        names: &[&str],
+    ) -> Result<(), TokenizerError> {
+        let made = Tokenizer::from_gguf(&GgufVocabulary {
+            architecture: Some(architecture),
+            ..self.as_gguf()
+        })?;
+        let rendered =
+            |tokenizer: &Tokenizer, text: &str| tokenizer.encode(text, Special::RENDERED).ok();
+        for names in names.chunks(NAMES_AT_ONCE) {
+            let named = |before: &str, after: &str| -> String {
+                names
+                    .iter()
+                    .flat_map(|name| [before, name, after])
+                    .collect()
+            };
+            // Alone, too: a small vocabulary may lack what is around them.
+            for (before, after) in [("", ""), ("a", "b"), ("a ", " b"), ("a\n", "\n\n")] {
+                let text = named(before, after);
+                if rendered(&made, &text) != rendered(own, &text) {
+                    return Err(inexpressible("way to take special tokens from a text"));
+                }
+            }
+        }
         // A small vocabulary may lack a character of some part: then of both.
         let encode = |tokenizer: &Tokenizer, text| tokenizer.encode(text, Special::PROMPT).ok();
         let parts = SAMPLE.split_inclusive(' ');
@@ -147,7 +181,7 @@ struct Converter {
 }
 
 impl Converter {
-    fn convert(self, pre_tokenizer: Option<&Value>) -> Result<Vocabulary, TokenizerError> {
+    fn convert(&self, pre_tokenizer: Option<&Value>) -> Result<Vocabulary, TokenizerError> {
         let (tokens, token_types) = self.tokens()?;
         let unknown = self.bpe.unk_token.as_ref();
         let unknown = unknown.and_then(|name| self.bpe.vocab.get(name).copied());
