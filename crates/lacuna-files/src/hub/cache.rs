@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::RemoteFile;
 use super::error::Error;
@@ -22,6 +23,10 @@ const OWN_FOLDER: &str = ".lacuna";
 /// What ends the name of contents that are still arriving. Other clients append to
 /// `<hash>.incomplete`, whoever has begun it, so that is not ours to continue.
 const PARTIAL_ENDING: &str = ".lacuna.incomplete";
+/// What ends the names of theirs.
+const FOREIGN_ENDING: &str = ".incomplete";
+/// How long nobody has written to what nobody writes to any more; downloads wait a minute for the next bytes.
+const LEFT_AFTER: Duration = Duration::from_secs(3600);
 
 /// The folder of one repository.
 #[derive(Debug)]
@@ -188,6 +193,20 @@ impl Repository {
             if let Some(file) = lock(open_partial(&path)?, &path)? {
                 return Ok(Partial { file, path, target });
             }
+        }
+    }
+
+    /// Removes what somebody has begun to collect in `<hash>.incomplete`, as earlier builds and other clients do, once
+    /// the contents are there: nobody will continue it. What is still written to stays.
+    pub(super) fn remove_leftover(&self, file: &RemoteFile) {
+        let mut path = self.blob(file).into_os_string();
+        path.push(FOREIGN_ENDING);
+        let idle = fs::metadata(&path).and_then(|metadata| metadata.modified());
+        let idle = idle.ok().and_then(|modified| modified.elapsed().ok());
+        let unlocked = || File::open(&path).is_ok_and(|opened| opened.try_lock().is_ok());
+        if idle.is_some_and(|idle| idle >= LEFT_AFTER) && unlocked() {
+            // It takes room, and that is all.
+            fs::remove_file(&path).ok();
         }
     }
 

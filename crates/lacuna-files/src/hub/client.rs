@@ -13,7 +13,7 @@ use ureq::http::{Response, StatusCode, Uri, header};
 use super::cache::Partial;
 use super::error::Error;
 use super::settings::{Settings, without_user};
-use super::{Listing, RemoteFile};
+use super::{ContentHash, Listing, RemoteFile};
 use crate::progress::Progress;
 use crate::source::{HubId, is_relative};
 
@@ -260,20 +260,36 @@ fn redirected(place: &str, response: &Response<Body>) -> Option<String> {
 }
 
 fn remote_file(sibling: Sibling, commit: &str) -> RemoteFile {
-    let lfs = sibling.lfs;
-    let size = lfs.as_ref().and_then(|lfs| lfs.size).or(sibling.size);
-    let sha256 = lfs
-        .and_then(|lfs| lfs.sha256)
-        .filter(|hash| hash.len() == 64 && is_hash(hash));
-    let blob = sha256
-        .clone()
-        .or(sibling.blob_id.filter(|hash| is_hash(hash)));
-    let blob = blob.unwrap_or_else(|| format!("{commit}-{}", sibling.rfilename.replace('/', "--")));
-    RemoteFile {
-        path: sibling.rfilename,
+    let Sibling {
+        rfilename: path,
         size,
-        blob,
-        sha256,
+        blob_id,
+        lfs,
+    } = sibling;
+    let of_length = |length: usize| move |hash: &String| hash.len() == length && is_hash(hash);
+    // Of a large file Git has only what says where it is.
+    let git = blob_id
+        .clone()
+        .filter(|_| lfs.is_none())
+        .filter(of_length(40));
+    let size = lfs.as_ref().and_then(|lfs| lfs.size).or(size);
+    let sha256 = lfs.and_then(|lfs| lfs.sha256).filter(of_length(64));
+    let blob = sha256.clone().or(blob_id.filter(|hash| is_hash(hash)));
+    let hash = match (sha256, git) {
+        (Some(hash), _) => Some(ContentHash::Sha256(hash.to_ascii_lowercase())),
+        (None, Some(hash)) => Some(ContentHash::GitSha1(hash.to_ascii_lowercase())),
+        (None, None) => None,
+    };
+    // Of this length whatever the path is, and of no other path.
+    let own_name = || {
+        let path = digest::digest(&digest::SHA256, path.as_bytes());
+        format!("{commit}-{}", hex(path.as_ref()))
+    };
+    RemoteFile {
+        blob: blob.unwrap_or_else(own_name),
+        path,
+        size,
+        hash,
     }
 }
 
@@ -385,15 +401,22 @@ impl<'a> Transfer<'a> {
 
     /// Checks length and hash; what fails is discarded, since continuing it could not help.
     fn finish(self) -> Result<u64, Error> {
-        let found = hex(self.hash.clone().finish().as_ref());
-        let reason = match (self.file.size, &self.file.sha256) {
+        let wrong = match (self.file.size, &self.file.hash) {
             (Some(size), _) if size != self.received => {
-                format!("{} bytes instead of {size}", self.received)
+                Some(format!("{} bytes instead of {size}", self.received))
             }
-            (_, Some(hash)) if *hash.to_ascii_lowercase() != found => {
-                format!("SHA-256 {found} instead of {hash}")
+            (_, Some(ContentHash::Sha256(hash))) => {
+                let found = hex(self.hash.clone().finish().as_ref());
+                (*hash != found).then(|| format!("SHA-256 {found} instead of {hash}"))
             }
-            _ => return Ok(self.received),
+            (_, Some(ContentHash::GitSha1(hash))) => {
+                let found = git_sha1(self.received, self.partial)?;
+                (*hash != found).then(|| format!("Git's SHA-1 {found} instead of {hash}"))
+            }
+            (_, None) => None,
+        };
+        let Some(reason) = wrong else {
+            return Ok(self.received);
         };
         self.partial.restart()?;
         Err(self.corrupt(&reason))
@@ -432,6 +455,15 @@ impl<'a> Transfer<'a> {
             reason: reason.to_owned(),
         }
     }
+}
+
+/// What Git calls contents of so many bytes by. They are read once more, since the length is hashed first and may not have
+/// been known; files of this kind are small.
+fn git_sha1(bytes: u64, contents: &mut Partial) -> Result<String, Error> {
+    let mut hash = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+    hash.update(format!("blob {bytes}\0").as_bytes());
+    contents.resume(|part| hash.update(part))?;
+    Ok(hex(hash.finish().as_ref()))
 }
 
 /// Whether a partial answer begins at byte `start`.

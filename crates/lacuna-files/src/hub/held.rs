@@ -143,6 +143,10 @@ pub(super) fn remove(cache: &Path, id: &HubId) -> Result<u64, Error> {
     for (path, bytes) in &unnamed {
         fs::remove_file(path).map_err(|source| failed(path, source))?;
         freed += bytes;
+        // What was begun of the same contents, whoever began it, is of no more use than they are.
+        let mut begun = path.clone().into_os_string();
+        begun.push(".incomplete");
+        fs::remove_file(begun).ok();
     }
     if kept.is_empty() {
         fs::remove_dir_all(root).map_err(|source| failed(root, source))?;

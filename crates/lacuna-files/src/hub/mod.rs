@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A file appears under its name only after all of it has arrived and its length (and, where the
-//! hub states one, its SHA-256) is right, so an interrupted download is never taken for a model.
+//! hub states one, its SHA-256 or Git's SHA-1) is right, so an interrupted download is never taken for a model.
 //! What was fetched here, and is as it was then, is used without asking the hub. Of what another
 //! client left, or what has lost bytes since, the hub is asked once what there is at that commit, and
 //! what is missing is fetched; where it does not answer, what is there must do. Delete the folder to
@@ -63,7 +63,16 @@ struct RemoteFile {
     /// The name of its contents in the cache.
     blob: String,
     /// What its contents must hash to, when the hub says.
-    sha256: Option<String>,
+    hash: Option<ContentHash>,
+}
+
+/// What a hub says that contents hash to, in lower case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ContentHash {
+    /// Of large files.
+    Sha256(String),
+    /// Of those in the repository itself, as Git counts them: the length is hashed first.
+    GitSha1(String),
 }
 
 /// A repository at one commit.
@@ -214,6 +223,7 @@ impl Hub {
                 partial.complete(file, received)?;
             }
         }
+        repository.remove_leftover(file);
         repository.link(commit, file)
     }
 }

@@ -38,8 +38,18 @@ enum Manner {
     NoParts,
     /// Says nothing of lengths in the list.
     Unlisted,
+    /// Has all files in the repository itself, and this wrong in the list of them.
+    InGit(Wrong),
     /// Answers everything with this status.
     Status(u16),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Wrong {
+    Nothing,
+    Hashes,
+    /// There are no names for contents.
+    Names,
 }
 
 /// What the server has, does, and was asked.
@@ -164,10 +174,13 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             stream,
             "200 OK",
             "",
-            listing(
-                &state.files,
-                !matches!(state.manner, Manner::Undeclared | Manner::Unlisted),
-            )
+            match state.manner {
+                Manner::InGit(wrong) => git_listing(&state.files, wrong),
+                manner => listing(
+                    &state.files,
+                    !matches!(manner, Manner::Undeclared | Manner::Unlisted),
+                ),
+            }
             .as_bytes(),
             usize::MAX,
         );
@@ -202,6 +215,26 @@ fn listing(files: &HashMap<String, Vec<u8>>, sizes: bool) -> String {
         r#"{{"id":"owner/name","sha":"{COMMIT}","siblings":[{}]}}"#,
         siblings.join(",")
     )
+}
+
+fn git_listing(files: &HashMap<String, Vec<u8>>, wrong: Wrong) -> String {
+    let siblings = files.iter().map(|(name, bytes)| {
+        let object = [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat();
+        let hash = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, &object);
+        let hash: String = hash.as_ref().iter().map(|it| format!("{it:02X}")).collect();
+        let size = bytes.len();
+        match wrong {
+            Wrong::Names => format!(r#"{{"rfilename":"{name}","size":{size}}}"#),
+            Wrong::Hashes => {
+                format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"{COMMIT}"}}"#)
+            }
+            // A list may leave lengths out.
+            Wrong::Nothing => format!(r#"{{"rfilename":"{name}","blobId":"{hash}"}}"#),
+        }
+    });
+    let siblings: Vec<String> = siblings.collect();
+    let siblings = siblings.join(",");
+    format!(r#"{{"id":"owner/name","sha":"{COMMIT}","siblings":[{siblings}]}}"#)
 }
 
 fn send_contents(
@@ -714,7 +747,7 @@ fn four_bytes(path: &str) -> RemoteFile {
         path: path.to_owned(),
         size: Some(4),
         blob: "00ff".to_owned(),
-        sha256: None,
+        hash: None,
     }
 }
 
@@ -764,6 +797,70 @@ fn contents_that_another_program_added_to_are_discarded() {
     assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
     assert!(!repository.has_blob(&file));
     assert_eq!(bytes_below(&blobs), 0);
+}
+
+/// Contents of the right length were taken for those of the list.
+#[test]
+fn files_of_the_repository_itself_are_what_git_calls_them() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    server.behave(Manner::InGit(Wrong::Hashes));
+    let fetch = || server.hub(cache.path()).fetch(&id("owner/name"), &mut ());
+    let refused = fetch();
+    assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    let blobs = cache.path().join("models--owner--name/blobs");
+    assert_eq!(bytes_below(&blobs), 0);
+    server.behave(Manner::InGit(Wrong::Nothing));
+    assert_eq!(std::fs::read(fetch().unwrap()).unwrap(), b"GGUF");
+}
+
+/// Both were `a--m.gguf` in the cache, and the second was taken for the first.
+#[test]
+fn files_without_names_of_their_own_are_told_apart() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("a/m.gguf", b"GGU1"), ("a--m.gguf", b"GGU2")]);
+    server.behave(Manner::InGit(Wrong::Names));
+    for (file, contents) in [("a/m.gguf", b"GGU1"), ("a--m.gguf", b"GGU2")] {
+        let fetched = server
+            .hub(cache.path())
+            .fetch(&id(&format!("owner/name:{file}")), &mut ());
+        assert_eq!(std::fs::read(fetched.unwrap()).unwrap(), contents, "{file}");
+    }
+}
+
+/// They stayed for as long as the repository did.
+#[test]
+fn what_was_begun_of_contents_that_are_there_goes() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF"), ("n.gguf", b"GGUN")]);
+    let blobs = cache.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let begin = |contents: &[u8], hours: u64| {
+        let path = blobs.join(format!("{}.incomplete", sha256(contents)));
+        std::fs::write(&path, "GG").unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let modified = std::time::SystemTime::now() - std::time::Duration::from_secs(hours * 3600);
+        file.set_modified(modified).unwrap();
+        path
+    };
+    let (old, others, fresh) = (begin(b"GGUF", 2), begin(b"GGUO", 2), begin(b"GGUN", 0));
+    for file in ["m.gguf", "n.gguf"] {
+        let fetched = server
+            .hub(cache.path())
+            .fetch(&id(&format!("owner/name:{file}")), &mut ());
+        fetched.unwrap();
+    }
+    assert!(!old.exists(), "nobody continues what is there");
+    assert!(others.exists(), "of other contents");
+    assert!(fresh.exists(), "somebody may be writing to it");
+    server
+        .hub(cache.path())
+        .remove(&id("owner/name:n.gguf"))
+        .unwrap();
+    assert!(
+        !fresh.exists() && others.exists(),
+        "it goes with its contents"
+    );
 }
 
 #[test]
