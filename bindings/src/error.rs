@@ -127,7 +127,7 @@ impl From<EngineError> for LacunaError {
             | EngineError::OutOfMemory(_)
             | EngineError::Activations(_) => Self::budget(error),
             EngineError::Forward(_) => Self::model(error),
-            EngineError::Saved(_) => Self::SavedSession {
+            EngineError::Saved { .. } => Self::SavedSession {
                 reason: error.to_string(),
             },
             EngineError::ServiceEnded => Self::Closed,
@@ -158,7 +158,7 @@ impl From<Failure> for LacunaError {
             Failure::QueueFull { retry_after } => Self::busy(failure, retry_after),
             Failure::OutOfMemory(_) => Self::budget(failure),
             Failure::LostFile(_) => Self::model(failure),
-            Failure::ShuttingDown => Self::Closed,
+            Failure::ShuttingDown | Failure::ServiceEnded => Self::Closed,
             failure => Self::failed(failure),
         }
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, PrecisionMode};
 use lacuna_models::plan::{
-    ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes, request_bytes_beside,
+    ArenaPlan, BudgetTooSmall, Parts, PlanError, VocabularySize, request_bytes,
+    request_bytes_beside,
 };
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
@@ -131,6 +132,9 @@ impl Passes {
     fn new(model: Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
         let pooled = spec.pooled().ok_or(ForwardError::NoEmbeddings)?;
+        if config.context_tokens == Some(0) {
+            return Err(PlanError::EmptyContext.into());
+        }
         let engine = EngineConfig {
             threads: config.threads,
             matmul_precision: config.matmul_precision,
@@ -449,6 +453,22 @@ mod tests {
             "{error}"
         );
         start(error.needed.bytes()).expect("what was asked for");
+    }
+
+    /// Every text was refused later, as one that is too long.
+    #[test]
+    fn a_context_of_no_tokens_is_refused_at_once() {
+        let root =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders");
+        let files = ModelFiles::open(&root.join("bert/mean.gguf")).expect("a committed fixture");
+        let model = Arc::new(Model::load(files).expect("a model"));
+        let config = EmbedderConfig {
+            context_tokens: Some(0),
+            ..EmbedderConfig::default()
+        };
+        let refused = Embedder::new(model, &config).err();
+        let empty = matches!(refused, Some(EngineError::Plan(PlanError::EmptyContext)));
+        assert!(empty, "{refused:?}");
     }
 
     #[test]

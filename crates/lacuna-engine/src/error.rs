@@ -1,7 +1,9 @@
 //! What can go wrong while a model runs.
 
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
+use lacuna_kv::saved::SavedError;
 use lacuna_pages::ByteLength;
 
 /// Logits that no token can be chosen from: at least one is infinite or no number.
@@ -36,6 +38,11 @@ pub enum EngineError {
         "neurons that are read one by one are multiplied in f32; leave the other precision, or the neurons, out"
     )]
     RoundedNeurons,
+    /// Neurons are to be read one by one, and the model was loaded without the files that they are read from.
+    #[error(
+        "the model was loaded without the files that its neurons are read from; give its files to `EngineConfig::with_neurons` first, or leave the neurons out"
+    )]
+    NoNeurons,
     /// A prompt without a single token gives the model nothing to continue.
     #[error("the prompt is empty; give at least one character")]
     EmptyPrompt,
@@ -132,8 +139,13 @@ pub enum EngineError {
     #[error(transparent)]
     Folder(#[from] lacuna_kv::folder::FolderError),
     /// A session in a file cannot be read or written.
-    #[error(transparent)]
-    Saved(#[from] lacuna_kv::saved::SavedError),
+    #[error("{}: {source}", path.display())]
+    Saved {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<SavedError>,
+    },
     /// There is no swap file.
     #[error(transparent)]
     Swap(#[from] lacuna_kv::swap::SwapError),
@@ -145,6 +157,9 @@ pub enum EngineError {
         "the session is another engine's; make one of this engine, and give it the same tokens"
     )]
     OtherEngine,
+    /// It was begun for another session, whose text and limits it has.
+    #[error("the continuation is of another session; begin one of this session")]
+    OtherSession,
     /// The service has ended, and with it its sessions.
     #[error("the service has ended; start another")]
     ServiceEnded,
@@ -154,6 +169,14 @@ pub enum EngineError {
     /// Text could not be turned into tokens, or back.
     #[error(transparent)]
     Tokenizer(#[from] lacuna_text::tokenizer::TokenizerError),
+}
+
+/// What is wrong with the session in the file at `path`.
+pub(crate) fn saved<E: Into<SavedError>>(path: &Path) -> impl Fn(E) -> EngineError {
+    move |error| EngineError::Saved {
+        path: path.to_owned(),
+        source: Box::new(error.into()),
+    }
 }
 
 /// `length` for people.

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use lacuna_kv::saved::{self, Saved, SavedError};
+use lacuna_kv::saved::{self, Saved};
 
 use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::error::{self, EngineError};
 use crate::images;
 use crate::sampler::Sampling;
 use crate::session::Session;
@@ -23,37 +23,31 @@ impl Engine {
         path: &Path,
     ) -> Result<(), EngineError> {
         self.check_owns(session)?;
-        let fingerprint = self
-            .fingerprint(&folder_of(path))
-            .map_err(SavedError::from)?;
+        let fingerprint = self.fingerprint(&folder_of(path));
+        let fingerprint = fingerprint.map_err(error::saved(path))?;
         let Session {
             sequence, tokens, ..
         } = session;
         let about = (note, &tokens[..]);
-        Ok(saved::save(
-            path,
-            self.kv_cache(),
-            sequence,
-            about,
-            &fingerprint,
-        )?)
+        let written = saved::save(path, self.kv_cache(), sequence, about, &fingerprint);
+        written.map_err(error::saved(path))
     }
 
     /// A session with the tokens of `saved` and its pages, so that none of them is computed again.
     ///
     /// # Errors
-    /// [`EngineError::Saved`], with [`SavedError::Settings`] when another model or other settings computed it.
+    /// [`EngineError::Saved`], with [`SavedError::Settings`](lacuna_kv::saved::SavedError::Settings) when another model or other settings computed it.
     pub fn restore_session(
         &self,
         saved: &mut Saved,
         sampling: Sampling,
         path: &Path,
     ) -> Result<Session, EngineError> {
-        let fingerprint = self
-            .fingerprint(&folder_of(path))
-            .map_err(SavedError::from)?;
+        let fingerprint = self.fingerprint(&folder_of(path));
+        let fingerprint = fingerprint.map_err(error::saved(path))?;
         let mut session = self.session(sampling)?;
-        session.sequence = saved.restore(self.kv_cache(), self.context_tokens(), &fingerprint)?;
+        let restored = saved.restore(self.kv_cache(), self.context_tokens(), &fingerprint);
+        session.sequence = restored.map_err(error::saved(path))?;
         session.tokens.extend_from_slice(&saved.tokens);
         if self.model().spec().images.is_some() {
             session.images = images::computed(&saved.tokens);

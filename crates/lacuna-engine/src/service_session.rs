@@ -6,13 +6,14 @@
 //! so whoever holds a session holds memory.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lacuna_kv::KvReport;
 use lacuna_kv::saved::Saved;
 use lacuna_models::LogitRows;
 
 use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::error::{self, EngineError};
 use crate::request::Limits;
 use crate::sampler::{Sampler, Sampling};
 use crate::scheduler::Scheduler;
@@ -25,6 +26,8 @@ use crate::transcript::{Outcome, Transcript};
 #[derive(Debug)]
 pub struct ServiceSession {
     service: Handle,
+    /// Of all sessions of this process it alone has this number.
+    number: u64,
     /// None once the service has ended while it had it.
     session: Option<Session>,
 }
@@ -32,6 +35,8 @@ pub struct ServiceSession {
 /// How a session goes on, and how far it has come with that.
 #[derive(Debug)]
 pub struct Continuation {
+    /// The number of the session that it was begun for.
+    session: u64,
     /// None once it has ended. It is with the service's thread during a step.
     transcript: Option<Transcript>,
 }
@@ -63,7 +68,7 @@ impl Handle {
     /// # Errors
     /// [`EngineError::Saved`] for a file that is damaged, or of another model or other settings.
     pub fn restore_session(&self, path: &Path) -> Result<(ServiceSession, String), EngineError> {
-        let mut saved = Saved::open(path)?;
+        let mut saved = Saved::open(path).map_err(error::saved(path))?;
         let note = saved.note.clone();
         let path = path.to_path_buf();
         let restored = self.between_steps(move |scheduler| {
@@ -98,8 +103,10 @@ impl Handle {
     }
 
     fn own(&self, session: Session) -> ServiceSession {
+        static SESSIONS: AtomicU64 = AtomicU64::new(0);
         ServiceSession {
             service: self.clone(),
+            number: SESSIONS.fetch_add(1, Ordering::Relaxed),
             session: Some(session),
         }
     }
@@ -189,6 +196,7 @@ impl ServiceSession {
         *session.sampler_mut() = Sampler::new(sampling)?;
         let transcript = Transcript::new(limits, session.tokens().len(), session.capacity());
         Ok(Continuation {
+            session: self.number,
             transcript: Some(transcript),
         })
     }
@@ -197,8 +205,11 @@ impl ServiceSession {
     ///
     /// # Errors
     /// [`EngineError`] from the step; the session is as it was before it, and can go on when what was in the way is
-    /// gone.
+    /// gone. [`EngineError::OtherSession`] for what was begun for another.
     pub fn advance(&mut self, how: &mut Continuation) -> Result<Option<Piece>, EngineError> {
+        if how.session != self.number {
+            return Err(EngineError::OtherSession);
+        }
         let Some(mut transcript) = how.transcript.take() else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix;
 use lacuna_models::ForwardError;
 use lacuna_pages::DeviceError;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use crate::error::{EngineError, NotFinite};
 use crate::request::ConstraintError;
@@ -260,6 +260,9 @@ pub enum Failure {
     /// The service stopped before the request was done.
     #[error("the service is shutting down")]
     ShuttingDown,
+    /// The service's thread ended before the request was done, by a panic.
+    #[error("the engine stopped before the reply was finished; start the service again")]
+    ServiceEnded,
 }
 
 impl From<&EngineError> for Failure {
@@ -277,26 +280,36 @@ impl From<&EngineError> for Failure {
 #[derive(Debug)]
 pub struct Stream {
     receiver: mpsc::Receiver<Event>,
+    /// Choices whose end has not come; none after a failure.
+    unfinished: usize,
     /// Events that are not read are a part of it, even if the request has ended.
     _memory: Option<Arc<HeldMemory>>,
 }
 
 impl Stream {
-    pub(crate) fn new(receiver: mpsc::Receiver<Event>, memory: Option<Arc<HeldMemory>>) -> Self {
+    /// Of a request with so many choices.
+    pub(crate) fn new(
+        receiver: mpsc::Receiver<Event>,
+        choices: usize,
+        memory: Option<Arc<HeldMemory>>,
+    ) -> Self {
         Self {
             receiver,
+            unfinished: choices,
             _memory: memory,
         }
     }
 
     /// The next event, or `None` after the last.
     pub async fn recv(&mut self) -> Option<Event> {
-        self.receiver.recv().await
+        let received = self.receiver.recv().await;
+        self.noted(received)
     }
 
     /// [`Stream::recv`] for hand-written futures.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.receiver.poll_recv(context)
+        let received = self.receiver.poll_recv(context);
+        received.map(|event| self.noted(event))
     }
 
     /// The next event, or `None` after the last, blocking this thread until it is there.
@@ -304,11 +317,30 @@ impl Stream {
     /// # Panics
     /// When called from within an asynchronous task.
     pub fn blocking_recv(&mut self) -> Option<Event> {
-        self.receiver.blocking_recv()
+        let received = self.receiver.blocking_recv();
+        self.noted(received)
     }
 
     /// The next event if there is one now.
     pub fn try_recv(&mut self) -> Option<Event> {
-        self.receiver.try_recv().ok()
+        match self.receiver.try_recv() {
+            Ok(event) => self.noted(Some(event)),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => self.noted(None),
+        }
+    }
+
+    /// The event, or a failure where nothing comes any more although something has to: the thread that sent is gone.
+    fn noted(&mut self, event: Option<Event>) -> Option<Event> {
+        match &event {
+            Some(Event::Finished { .. }) => self.unfinished = self.unfinished.saturating_sub(1),
+            Some(Event::Failed(_)) => self.unfinished = 0,
+            None if self.unfinished > 0 => {
+                self.unfinished = 0;
+                return Some(Event::Failed(Failure::ServiceEnded));
+            }
+            _ => {}
+        }
+        event
     }
 }

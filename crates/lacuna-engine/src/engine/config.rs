@@ -410,6 +410,9 @@ impl EngineConfig {
         if self.neurons.is_some() && self.matmul_precision == MatmulPrecision::Bf16.into() {
             return Err(EngineError::RoundedNeurons);
         }
+        if self.neurons.is_some() && files.columns().is_none() {
+            return Err(EngineError::NoNeurons);
+        }
         let cache = self.cache(spec, placed)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand_of(spec)?;

@@ -65,6 +65,21 @@ fn check(engine: &Engine, whole: u64) {
     assert!(engine.cache.ledger().committed.get() <= engine.kv_limit);
 }
 
+/// They were left out, and all weights were used.
+#[test]
+fn neurons_without_the_files_that_they_are_read_from_are_refused() {
+    let config = EngineConfig {
+        context_tokens: Some(64),
+        neurons: Some("no folder".into()),
+        ..EngineConfig::default()
+    };
+    let refused = Engine::new(demo_model(), &config).err();
+    assert!(
+        matches!(refused, Some(EngineError::NoNeurons)),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn weights_get_back_what_a_conversation_that_has_ended_took_from_them() {
     let mut mapped = Engine::new(demo_model(), &EngineConfig::default()).expect("it runs");

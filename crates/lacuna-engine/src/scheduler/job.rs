@@ -248,7 +248,8 @@ impl Waiting {
             folder_miss: None,
             away: None,
         };
-        Ok((waiting, Stream::new(receiver, memory)))
+        let stream = Stream::new(receiver, waiting.choices.len(), memory);
+        Ok((waiting, stream))
     }
 }
 

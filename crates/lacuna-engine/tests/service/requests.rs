@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lacuna_engine::{
-    Constraint, ConstraintError, Difference, Event, FinishReason, Grace, Limits, Miss, Refusal,
-    Request, Sampling,
+    Constraint, ConstraintError, Difference, Event, Failure, FinishReason, Grace, Limits, Miss,
+    Refusal, Request, Sampling,
 };
 
 use lacuna_text::tokenizer::Decode;
@@ -408,7 +408,14 @@ fn a_service_whose_thread_has_panicked_is_not_alive_and_takes_nothing() {
         ..greedy(prompt(1, 12), 4)
     };
     let mut stream = handle.submit(request).expect("taken");
-    while stream.blocking_recv().is_some() {}
+    let mut last = None;
+    while let Some(event) = stream.blocking_recv() {
+        last = Some(event);
+    }
+    // It ended as if all had been said.
+    let ended = matches!(last, Some(Event::Failed(Failure::ServiceEnded)));
+    assert!(ended, "{last:?}");
+    assert!(stream.try_recv().is_none(), "once");
     eventually(&service, |_| !handle.is_alive());
     let refused = handle.submit(greedy(prompt(1, 12), 4)).err();
     assert_eq!(refused, Some(Refusal::ShuttingDown));

@@ -102,9 +102,17 @@ fn what_another_model_or_a_fault_has_made_of_a_file_is_refused() {
     let other = engine(&crate::windows::windowed());
     let mut saved = Saved::open(&path).expect("it is whole");
     let refused = other.restore_session(&mut saved, sampling(), &path);
-    let Err(EngineError::Saved(SavedError::Settings(differing))) = refused else {
+    let Err(EngineError::Saved {
+        path: named,
+        source,
+    }) = refused
+    else {
         panic!("{refused:?}");
     };
+    let SavedError::Settings(differing) = *source else {
+        panic!("{source:?}");
+    };
+    assert_eq!(named, path, "of several files it is this one");
     assert!(
         differing.contains(&"architecture".to_owned()),
         "{differing:?}"
@@ -126,10 +134,16 @@ fn what_another_model_or_a_fault_has_made_of_a_file_is_refused() {
                 assert!(place >= pages, "byte {place}");
                 assert!(saved.verify().is_err());
                 let refused = writes.restore_session(&mut saved, sampling(), &damaged);
-                assert!(matches!(
-                    refused,
-                    Err(EngineError::Saved(SavedError::Damaged(_)))
-                ));
+                let error = refused.expect_err("its pages are damaged");
+                let damaged = match &error {
+                    EngineError::Saved { source, .. } => {
+                        matches!(**source, SavedError::Damaged(_))
+                    }
+                    _ => false,
+                };
+                let message = error.to_string();
+                assert!(damaged, "{message}");
+                assert!(message.contains("damaged.session: it is"), "{message}");
             }
         }
     }

@@ -102,6 +102,33 @@ fn a_session_says_beside_requests_what_it_says_alone() {
     }
 }
 
+/// It took its limits and its text to the other session.
+#[test]
+fn a_continuation_is_of_the_session_that_it_was_begun_for() {
+    let service = service(&crate::support::model());
+    let handle = service.handle();
+    let mut session = session_of(&handle, &letters(3, 20));
+    let mut other = session_of(&handle, &letters(4, 20));
+    let mut how = session.begin(sampling(), &limits(4)).expect("a prompt");
+    let refused = other.advance(&mut how);
+    assert!(
+        matches!(refused, Err(EngineError::OtherSession)),
+        "{refused:?}"
+    );
+    let mut fork = session.fork().expect("pages");
+    let refused = fork.advance(&mut how);
+    assert!(
+        matches!(refused, Err(EngineError::OtherSession)),
+        "{refused:?}"
+    );
+    assert_eq!(
+        other.pending().expect("a session"),
+        20,
+        "nothing was computed"
+    );
+    assert!(session.advance(&mut how).expect("a step").is_some());
+}
+
 #[test]
 fn a_fork_goes_its_own_way_and_what_is_cut_off_is_forgotten() {
     for model in models() {
@@ -255,7 +282,7 @@ fn a_session_outlives_the_process_in_a_file() {
     let damaged = folder.path().join("b.session");
     std::fs::write(&damaged, b"nothing").expect("written");
     let refused = second.handle().restore_session(&damaged);
-    assert!(matches!(refused, Err(EngineError::Saved(_))));
+    assert!(matches!(refused, Err(EngineError::Saved { .. })));
 }
 
 #[test]

@@ -455,6 +455,7 @@ impl From<Failure> for ApiError {
             Failure::LostFile(lost) => (&lost).into(),
             Failure::DeviceLost | Failure::NoDevice(_) => Self::unavailable("device_lost", message),
             Failure::ShuttingDown => Self::unavailable("shutting_down", message),
+            Failure::ServiceEnded => crate::reply::broken_off(),
             Failure::NotFinite(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "logits_not_finite",

@@ -129,10 +129,10 @@ impl Opened {
         let Place { name, path, .. } = &named.place;
         let mut session = match engine.restore_session(&mut saved, sampling.clone(), path) {
             Ok(session) => session,
-            Err(EngineError::Saved(error)) => {
+            Err(EngineError::Saved { source: error, .. }) => {
                 tell!("session {name}: {error}; what was said is computed again");
                 let mut session = engine.session(sampling.clone())?;
-                if !matches!(error, SavedError::Settings(_)) {
+                if !matches!(*error, SavedError::Settings(_)) {
                     session.extend(&saved.tokens);
                 } else if note.is_raw() {
                     bail!(
