@@ -80,7 +80,7 @@ fn texts_have_what_pythons_have() {
             "**ab*|ab  |--é|-007| abc  |",
         ),
         (
-            "{{ \"it's me\".title() }} {{ 'hELLO'.swapcase() }} {{ 'a\\r\\nb\\x0bc\\u{2028}d\\re'.splitlines() }} {{ 'a\\r\\nb\\n'.splitlines(true) }}",
+            "{{ \"it's me\".title() }} {{ 'hELLO'.swapcase() }} {{ 'a\\r\\nb\\x0bc\\u2028d\\re'.splitlines() }} {{ 'a\\r\\nb\\n'.splitlines(true) }}",
             "It'S Me Hello ['a', 'b', 'c', 'd', 'e'] ['a\\r\\n', 'b\\n']",
         ),
         (
