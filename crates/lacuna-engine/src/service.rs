@@ -260,6 +260,14 @@ impl Handle {
         taken
     }
 
+    /// Whether a request could be taken if nothing else ran: what can never run is refused, and nothing is taken.
+    ///
+    /// # Errors
+    /// [`Refusal`], as [`Handle::submit`] has it.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        self.shared.request_limits.check(request).map(drop)
+    }
+
     /// What the service is doing.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -84,6 +84,20 @@ impl Handle {
     /// [`EngineError`] when there are no tokens, one is out of range, they do not fit the context, or a row is not
     /// finite.
     pub fn logits(&self, tokens: &[u32], after_each: bool) -> Result<Vec<f32>, EngineError> {
+        let made = self.logits_while(tokens, after_each, || true);
+        made.map(Option::unwrap_or_default)
+    }
+
+    /// The same as long as `goes_on` says so, which is asked before each step; `None` once it does not.
+    ///
+    /// # Errors
+    /// As [`Handle::logits`].
+    pub fn logits_while(
+        &self,
+        tokens: &[u32],
+        after_each: bool,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<Vec<f32>>, EngineError> {
         let asked = match after_each {
             true => LogitRows::All,
             false => LogitRows::Last,
@@ -95,11 +109,14 @@ impl Handle {
         scored.extend(tokens);
         scored.check_pending()?;
         while scored.pending()? > 0 {
+            if !goes_on() {
+                return Ok(None);
+            }
             logits = scored.attended(move |session, scheduler| {
                 score_step(scheduler, session, asked, &mut logits).map(|()| logits)
             })?;
         }
-        Ok(logits)
+        Ok(Some(logits))
     }
 
     fn own(&self, session: Session) -> ServiceSession {

@@ -182,6 +182,14 @@ impl Local {
         completion::requests(&self.app, fields).map_err(ApiError::into_problem)
     }
 
+    /// Whether the engine could take a request if nothing else ran.
+    ///
+    /// # Errors
+    /// [`Problem`] for one that can never run.
+    pub fn check(&self, request: &Request) -> Result<(), Problem> {
+        Ok(self.service.handle().check(request)?)
+    }
+
     /// Hands a request to the engine.
     ///
     /// # Errors
