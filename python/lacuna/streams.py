@@ -54,9 +54,13 @@ def _wake(loop: asyncio.AbstractEventLoop, there: asyncio.Future[None]) -> Calla
 class _Items(Generic[T]):
     """Items in order, read from a source a batch at a time, and turned into what is wanted."""
 
-    def __init__(self, source: Source, read: Callable[[list[Any]], list[T]]) -> None:
+    def __init__(
+        self, source: Source, read: Callable[[list[Any]], list[T]], engine: object = None
+    ) -> None:
         self._source = source
         self._read = read
+        # Kept as long as it is read from: the last to have an engine ends it.
+        self._engine = engine
         self._items: list[T] = []
         self._ended = False
 
@@ -85,7 +89,8 @@ class Items(_Items[T], Closing):
                 if self._ended:
                     raise StopIteration
                 self._take(self._source.wait())
-        except StopIteration:
+        except (StopIteration, errors.InUse):
+            # Who came second leaves the stream to who reads it.
             raise
         except BaseException:
             self.close()
@@ -96,10 +101,16 @@ class Items(_Items[T], Closing):
 class AsyncItems(_Items[T]):
     """The same for tasks, of any event loop of asyncio. Cancelling the task that waits cancels what is to come."""
 
+    # Whether a task waits. Only one can: the source calls one back.
+    _awaited = False
+
     def __aiter__(self) -> AsyncItems[T]:
         return self
 
     async def __anext__(self) -> T:
+        if self._awaited:
+            raise errors.InUse("another task is reading this stream; each needs its own", "in_use")
+        self._awaited = True
         try:
             while not self._items:
                 if self._ended:
@@ -110,6 +121,8 @@ class AsyncItems(_Items[T]):
         except BaseException:
             self.close()
             raise
+        finally:
+            self._awaited = False
         return self._items.pop()
 
     async def aclose(self) -> None:
@@ -128,14 +141,14 @@ class AsyncItems(_Items[T]):
         self.close()
 
 
-def pieces(stream: Stream) -> Items[Piece]:
-    """The pieces of a request."""
-    return Items(stream, _pieces)
+def pieces(stream: Stream, engine: object) -> Items[Piece]:
+    """The pieces of a request to `engine`."""
+    return Items(stream, _pieces, engine)
 
 
-def async_pieces(stream: Stream) -> AsyncItems[Piece]:
+def async_pieces(stream: Stream, engine: object) -> AsyncItems[Piece]:
     """The same for tasks."""
-    return AsyncItems(stream, _pieces)
+    return AsyncItems(stream, _pieces, engine)
 
 
 def _pieces(events: list[Any]) -> list[Piece]:
@@ -231,13 +244,13 @@ class _Chunks:
         return chunks
 
 
-def chunks(reply: Reply) -> Items[dict[str, Any]]:
-    """The chunks of a chat."""
-    return Items(reply, _Chunks())
+def chunks(reply: Reply, engine: object) -> Items[dict[str, Any]]:
+    """The chunks of a chat with `engine`."""
+    return Items(reply, _Chunks(), engine)
 
 
-def async_chunks(reply: Reply) -> AsyncItems[dict[str, Any]]:
+def async_chunks(reply: Reply, engine: object) -> AsyncItems[dict[str, Any]]:
     """The same for tasks."""
-    return AsyncItems(reply, _Chunks())
+    return AsyncItems(reply, _Chunks(), engine)
 
 

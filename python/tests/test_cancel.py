@@ -91,6 +91,20 @@ async def test_a_hundred_streams_cancelled_at_random_leave_no_pages(
     assert len(output.token_ids) == 4, "it goes on for others"
 
 
+async def test_a_second_task_is_refused_and_the_first_reads_on(alone: lacuna.Engine) -> None:
+    """The source calls back whoever came last: the first waited for good, and the second closed what both read."""
+    stream = alone.astream("What is ownership?", ignore_eos=True, max_tokens=60)
+
+    async def read() -> int:
+        return len([piece async for piece in stream])
+
+    tasks = [asyncio.create_task(read()) for _ in range(3)]
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    first, *others = done
+    assert isinstance(first, int) and first >= 60
+    assert [type(error) for error in others] == [lacuna.InUse] * 2
+
+
 async def test_a_task_that_is_cancelled_while_it_waits_cancels_its_chat(alone: lacuna.Engine) -> None:
     messages = [{"role": "user", "content": "What is ownership?"}]
     task = asyncio.create_task(alone.achat(messages, ignore_eos=True, max_tokens=900))
