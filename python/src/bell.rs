@@ -12,9 +12,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use crate::ending::Coming;
-
-/// How long a thread sleeps before it looks for signals, such as that of Ctrl-C.
-const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(100);
+use crate::interrupts::LOOK_FOR_SIGNALS;
 
 /// Callables that are to be called, and the thread that does. It ends when all senders are gone.
 #[derive(Clone)]
@@ -82,12 +80,11 @@ impl Bell {
         drop(before);
     }
 
-    /// Sleeps until it has rung since the last time, or it is time to look for signals.
-    pub(crate) fn wait(&self) {
+    /// Sleeps until it has rung since the last time, or it is time to look for signals, or `most` has passed.
+    pub(crate) fn wait(&self, most: Option<Duration>) {
         let silent = |state: &mut State| !state.rung;
-        let waited = self
-            .rings
-            .wait_timeout_while(self.lock(), LOOK_FOR_SIGNALS, silent);
+        let most = most.map_or(LOOK_FOR_SIGNALS, |most| most.min(LOOK_FOR_SIGNALS));
+        let waited = self.rings.wait_timeout_while(self.lock(), most, silent);
         waited.unwrap_or_else(PoisonError::into_inner).0.rung = false;
     }
 

@@ -5,60 +5,43 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use clap::Parser;
-use lacuna_cli::{Bars, EngineArgs, ModelArgs, ServiceArgs, open_files, served_name};
+use lacuna_cli::served_name;
 use lacuna_engine::{Grace, Request};
-use lacuna_models::{Loading, Model};
+use lacuna_models::Model;
 use lacuna_server::{ApiKeys, Local, RequestLimits, ServerConfig};
 use lacuna_text::tokenizer::{AddSpecial, Decode, ParseSpecial, Special};
 use numpy::{PyArray1, PyArrayMethods};
+use pyo3::Borrowed;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use serde_json::{Map, Value};
 
 use crate::bell::{Bell, Callbacks};
 use crate::ending::detach;
+use crate::interrupts::{Lookout, beside};
 use crate::output::Gathered;
 use crate::problem::Problem;
 use crate::process::OfProcess;
 use crate::reader::{Reply, Stream};
 use crate::session::Session;
-
-/// Settings, by the names that they have on the command line: what is said of them there, and refused, holds here.
-#[derive(Parser)]
-#[command(no_binary_name = true)]
-pub(crate) struct Settings {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    service: ServiceArgs,
-}
-
-impl Settings {
-    /// Reads `settings`: names without dashes, and values; those without a value are flags.
-    pub(crate) fn read(
-        model: &str,
-        settings: Vec<(String, Option<String>)>,
-    ) -> Result<Self, Problem> {
-        let settings = settings.into_iter().map(|(name, value)| {
-            let name = name.replace('_', "-");
-            value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}"))
-        });
-        let after = ["--".to_owned(), model.to_owned()];
-        Self::try_parse_from(settings.chain(after)).map_err(|error| {
-            let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            Problem::new("invalid_value", first.trim_start_matches("error: "))
-        })
-    }
-}
+use crate::settings::Settings;
 
 /// A prompt, as text or as tokens.
-#[derive(FromPyObject)]
 enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Prompt {
+    type Error = PyErr;
+
+    /// What is wrong with a text is said of a text, and not of all that a prompt could be.
+    fn extract(prompt: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match prompt.is_instance_of::<PyString>() {
+            true => prompt.extract().map(Self::Text),
+            false => prompt.extract().map(Self::Tokens),
+        }
+    }
 }
 
 impl Prompt {
@@ -85,6 +68,12 @@ struct Running {
 #[pyclass(frozen, module = "lacuna._native")]
 pub(crate) struct Engine(OfProcess<Running>);
 
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 impl Running {
     fn local(&self) -> Result<Arc<Local>, Problem> {
         let local = self.local.read().unwrap_or_else(PoisonError::into_inner);
@@ -97,14 +86,14 @@ impl Running {
         request_timeout: Option<f64>,
     ) -> Result<Self, Problem> {
         let settings = Settings::read(model, settings)?;
-        let service = settings.service.config(&settings.engine);
-        let at_once = 2 * service.max_running;
         let request = match request_timeout {
             None => RequestLimits::default().request,
             Some(seconds) => Duration::try_from_secs_f64(seconds)
                 .map_err(|error| Problem::argument("request_timeout", error))?,
         };
         let name = served_name(model);
+        let (model, service) = settings.open()?;
+        let at_once = service.max_running.saturating_mul(2);
         let config = ServerConfig {
             model_name: name.clone(),
             limits: RequestLimits {
@@ -114,7 +103,6 @@ impl Running {
             service,
             ..ServerConfig::default()
         };
-        let model = load(&settings.model, &config)?;
         let local = Local::start(Arc::clone(&model), config)?;
         let callbacks = Callbacks::start();
         Ok(Self {
@@ -125,22 +113,6 @@ impl Running {
             at_once,
         })
     }
-}
-
-/// Loads a model for an engine as `config` has it: what could not run is refused before.
-fn load(args: &ModelArgs, config: &ServerConfig) -> Result<Arc<Model>, Problem> {
-    let engine = config.service.engine_config();
-    let files = open_files(args).map_err(|error| Problem::model(&error))?;
-    let mut progress = Bars::default();
-    let files = engine.with_neurons(files, &mut progress);
-    let files = files.map_err(|error| Problem::model(&error))?;
-    let described = lacuna_models::describe(&files)?;
-    let loading = Loading {
-        residency: engine.check(&files, &described)?,
-        device: None,
-        progress: &mut progress,
-    };
-    Ok(Arc::new(Model::load_as(files, loading)?))
 }
 
 /// The fields of a request as JSON.
@@ -177,10 +149,18 @@ impl<'a> Together<'a> {
         running: &Running,
     ) -> Result<Self, Problem> {
         let (mut left, mut gathered) = (Vec::new(), Vec::new());
+        let mut lookout = Lookout::new();
+        let several = prompts.len() > 1;
         for (index, prompt) in prompts.into_iter().enumerate() {
-            let request = request(local, prompt, fields)?;
+            let checked = request(local, prompt, fields)
+                .and_then(|request| Ok(local.check(&request).map(|()| request)?));
+            let request = checked.map_err(|problem| match several {
+                true if problem.is_about("prompt") => problem.about_one("prompts", index),
+                _ => problem,
+            })?;
             gathered.push(Gathered::new(request.choices.get(), request.limits.stop));
             left.push((index, request.prompt));
+            lookout.look()?;
         }
         left.reverse();
         Ok(Self {
@@ -201,7 +181,7 @@ impl<'a> Together<'a> {
     /// Submits what there is room for, and reads until it is time to look for signals.
     fn go_on(&mut self) -> Result<(), Problem> {
         self.submit()?;
-        self.bell.wait();
+        self.bell.wait(None);
         self.read()
     }
 
@@ -252,11 +232,14 @@ impl Engine {
     #[pyo3(signature = (model, settings, request_timeout = None))]
     fn new(
         py: Python<'_>,
-        model: &str,
+        model: String,
         settings: Vec<(String, Option<String>)>,
         request_timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let running = detach(py, || Running::start(model, settings, request_timeout))?;
+        // A download may take an hour.
+        let running = beside(py, move || {
+            Running::start(&model, settings, request_timeout)
+        })?;
         Ok(Self(OfProcess::new(running)))
     }
 
@@ -310,7 +293,18 @@ impl Engine {
     ) -> PyResult<Bound<'py, PyAny>> {
         let running = self.0.get()?;
         let handle = running.local()?.engine();
-        let logits = detach(py, || handle.logits(&tokens, all)).map_err(Problem::from)?;
+        let logits = detach(py, || {
+            let mut lookout = Lookout::new();
+            let mut looked = Ok(());
+            let goes_on = || {
+                looked = lookout.look();
+                looked.is_ok()
+            };
+            let made = handle.logits_while(&tokens, all, goes_on)?;
+            looked
+                .map(|()| made.unwrap_or_default())
+                .map_err(Problem::from)
+        })?;
         let flat = PyArray1::from_vec(py, logits);
         match all {
             true => {
@@ -423,10 +417,12 @@ impl Engine {
         let local = self.0.get()?.local()?;
         let handle = local.engine();
         let made = detach(py, || match &path {
-            None => handle.session().map(|session| (session, String::new())),
-            Some(path) => handle.restore_session(path),
+            None => Ok((handle.session()?, String::new())),
+            Some(path) => {
+                (handle.restore_session(path)).map_err(|error| Problem::file(path, error))
+            }
         });
-        let (session, note) = made.map_err(Problem::from)?;
+        let (session, note) = made?;
         Ok((Session::new(session, Arc::downgrade(&local)), note))
     }
 
@@ -477,6 +473,12 @@ pub(crate) struct Listener {
     listener: OfProcess<Mutex<Option<lacuna_server::Listener>>>,
 }
 
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.listener.end();
+    }
+}
+
 #[pymethods]
 impl Listener {
     /// Host and port.
@@ -494,7 +496,12 @@ impl Listener {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        detach(py, || taken.map(|listener| listener.shutdown(grace)));
-        Ok(())
+        let Some(listener) = taken else {
+            return Ok(());
+        };
+        beside(py, move || {
+            listener.shutdown(grace);
+            Ok(())
+        })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What all of it keeps to:
 //!
-//! * Whatever waits or computes does so detached from the interpreter, and looks for signals while it waits.
+//! * Whatever waits or computes does so detached from the interpreter, and looks for signals meanwhile ([`interrupts`]).
 //! * No thread comes back to an interpreter that is ending ([`ending`]).
 //! * The engine's threads never wait for the interpreter: what they have to tell it, a thread of its own passes on
 //!   ([`bell`]).
@@ -13,11 +13,13 @@ mod bell;
 mod embedder;
 mod ending;
 mod engine;
+mod interrupts;
 mod output;
 mod problem;
 mod process;
 mod reader;
 mod session;
+mod settings;
 
 use pyo3::prelude::*;
 
@@ -37,6 +39,9 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::ending::register(module)?;
+        // Its functions are looked up now: an interrupt in the middle of that, at the first array, would be a panic.
+        module.py().import("numpy")?;
+        numpy::PyArray1::<f32>::from_vec(module.py(), Vec::new());
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

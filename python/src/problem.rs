@@ -1,12 +1,14 @@
 //! Errors as Python has them: `lacuna.errors` makes the exception, of the class that the code stands for.
 
 use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 use lacuna_engine::EngineError;
 use lacuna_kv::KvError;
 use lacuna_models::{ForwardError, LoadError};
 use lacuna_server::StartError;
+use lacuna_text::tokenizer::TokenizerError;
 use pyo3::prelude::*;
 
 /// What is wrong, and what `lacuna.errors.of` makes a class of.
@@ -17,6 +19,8 @@ pub(crate) struct Problem {
     param: Option<String>,
     status: u16,
     retry_after: Option<Duration>,
+    /// What Python raised itself, in place of all that.
+    raised: Option<Box<PyErr>>,
 }
 
 impl Problem {
@@ -27,14 +31,44 @@ impl Problem {
             param: None,
             status: 0,
             retry_after: None,
+            raised: None,
         }
     }
 
     /// An argument that cannot be used.
     pub(crate) fn argument(param: &str, message: impl Display) -> Self {
+        Self::new("invalid_value", message).about(param)
+    }
+
+    /// The same about an argument.
+    pub(crate) fn about(self, param: &str) -> Self {
         Self {
             param: Some(param.to_owned()),
-            ..Self::new("invalid_value", message)
+            ..self
+        }
+    }
+
+    pub(crate) fn is_about(&self, param: &str) -> bool {
+        self.param.as_deref() == Some(param)
+    }
+
+    /// The same about one of a list, which its message names too.
+    pub(crate) fn about_one(self, list: &str, index: usize) -> Self {
+        let place = format!("{list}[{index}]");
+        let message = format!("`{place}`: {}", self.message);
+        Self { message, ..self }.about(&place)
+    }
+
+    /// What is wrong with a file, with its name.
+    pub(crate) fn file(path: &Path, error: EngineError) -> Self {
+        let problem = Self::from(error);
+        match problem.code {
+            "invalid_value" => Self {
+                message: format!("{}: {}", path.display(), problem.message),
+                ..problem
+            }
+            .about("path"),
+            _ => problem,
         }
     }
 
@@ -56,6 +90,7 @@ impl From<lacuna_server::Problem> for Problem {
             param: problem.param,
             status: problem.status,
             retry_after: problem.retry_after,
+            raised: None,
         }
     }
 }
@@ -85,9 +120,12 @@ impl From<EngineError> for Problem {
             | EngineError::MemoryShort { .. }
             | EngineError::ProcessTooLarge { .. }
             | EngineError::LongText { .. } => "budget_exceeded",
-            EngineError::Kv(KvError::ContextFull { .. }) | EngineError::PromptTooLong { .. } => {
-                "context_length_exceeded"
-            }
+            EngineError::Kv(KvError::ContextFull { .. })
+            | EngineError::PromptTooLong { .. }
+            | EngineError::Forward(ForwardError::TextTooLong { .. })
+            | EngineError::Tokenizer(
+                TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. },
+            ) => "context_length_exceeded",
             EngineError::Kv(_) | EngineError::OutOfMemory(_) | EngineError::Activations(_) => {
                 "budget_exceeded"
             }
@@ -104,8 +142,20 @@ impl From<EngineError> for Problem {
     }
 }
 
+impl From<PyErr> for Problem {
+    fn from(raised: PyErr) -> Self {
+        Self {
+            raised: Some(Box::new(raised)),
+            ..Self::new("", "")
+        }
+    }
+}
+
 impl From<Problem> for PyErr {
     fn from(problem: Problem) -> Self {
+        if let Some(raised) = problem.raised {
+            return *raised;
+        }
         Python::attach(|py| {
             let made = py.import("lacuna.errors").and_then(|errors| {
                 errors.getattr("of")?.call1((

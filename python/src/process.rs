@@ -1,5 +1,8 @@
 //! What belongs to one process: after a fork the child has copies whose threads are not there.
 
+use pyo3::prelude::*;
+
+use crate::ending::detach;
 use crate::problem::Problem;
 
 /// A value of the process that made it. In a child that was forked it cannot be used, and is not dropped: its end would
@@ -31,10 +34,30 @@ impl<T> OfProcess<T> {
     }
 }
 
+impl<T: Send> OfProcess<T> {
+    /// Drops the value while others have the interpreter, where that may take as long as a step.
+    pub(crate) fn end(&mut self) {
+        if let Some(value) = self.take() {
+            // Without an interpreter it is dropped with the closure.
+            Python::try_attach(|py| detach(py, || drop(value)));
+        }
+    }
+}
+
+impl<T> OfProcess<T> {
+    /// What is to be dropped.
+    fn take(&mut self) -> Option<T> {
+        let value = self.value.take();
+        if self.process == std::process::id() {
+            return value;
+        }
+        std::mem::forget(value);
+        None
+    }
+}
+
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            std::mem::forget(self.value.take());
-        }
+        drop(self.take());
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use lacuna_engine::Event;
 use lacuna_server::{LocalReply, ReplyPart};
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -118,17 +120,25 @@ impl<S: Source> Reader<S> {
         })
     }
 
-    /// Waits until something is there, or the end.
-    fn wait(&self, py: Python<'_>) -> PyResult<Batch<S::Item>>
+    /// Waits until something is there, or the end, or so many seconds.
+    fn wait(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Batch<S::Item>>
     where
         S: Send,
     {
         let _reading = self.begin()?;
+        let most = seconds.map(Duration::try_from_secs_f64).transpose();
+        let most = most.map_err(|error| Problem::argument("timeout", error))?;
+        // What clocks do not count to never comes.
+        let until = most.and_then(|most| Instant::now().checked_add(most));
         loop {
             if let Some(batch) = self.ready() {
                 return Ok(batch);
             }
-            detach(py, || self.bell.wait());
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(PyTimeoutError::new_err("nothing came in time"));
+            }
+            detach(py, || self.bell.wait(left));
             py.check_signals()?;
         }
     }
@@ -188,7 +198,7 @@ impl Stream {
 impl Stream {
     /// Waits for events.
     fn wait<'py>(&self, py: Python<'py>) -> PyResult<Events<'py>> {
-        let batch = self.reader.get()?.wait(py)?;
+        let batch = self.reader.get()?.wait(py, None)?;
         self.events(py, batch)
     }
 
@@ -232,9 +242,11 @@ impl Reply {
 
 #[pymethods]
 impl Reply {
-    /// Waits for parts: a pair of status and headers first, and then bytes.
-    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Events<'py>> {
-        let batch = self.reader.get()?.wait(py)?;
+    /// Waits for parts: a pair of status and headers first, and then bytes. After `timeout` seconds without any it is a
+    /// `TimeoutError`.
+    #[pyo3(signature = (timeout = None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Events<'py>> {
+        let batch = self.reader.get()?.wait(py, timeout)?;
         Self::parts(py, batch)
     }
 

@@ -184,7 +184,10 @@ impl Session {
     fn save(&self, py: Python<'_>, path: PathBuf, note: &str) -> PyResult<()> {
         let held = self.0.get()?;
         Ok(detach(py, || {
-            held.with(|session| Ok(session.save(note, &path)?))
+            held.with(|session| {
+                let saved = session.save(note, &path);
+                saved.map_err(|error| Problem::file(&path, error))
+            })
         })?)
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import numpy
@@ -35,13 +37,38 @@ def test_embeddings_are_those_of_the_program(embedder: lacuna.Embedder) -> None:
 def test_none_are_none_and_too_long_ones_are_refused_or_cut(embedder: lacuna.Embedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.dimensions)
     long = "abc " * 10_000
-    with pytest.raises(lacuna.InvalidRequest):
-        embedder.embed([long])
+    with pytest.raises(lacuna.ContextTooLong, match=r"texts\[1\]") as refused:
+        embedder.embed(["abc", long])
+    assert refused.value.param == "texts[1]"
     assert embedder.embed(long, truncate=True).shape == (embedder.dimensions,)
     with pytest.raises(TypeError):
         embedder.embed([5])  # pyright: ignore[reportArgumentType]
     with pytest.raises(lacuna.ModelError):
         lacuna.Engine(BERT)
+
+
+def test_as_many_texts_as_there_are_come_back_as_each_does_alone(embedder: lacuna.Embedder) -> None:
+    # More than are computed before others have their turn.
+    texts = ["abc " * (1 + number % 11) for number in range(1500)]
+    found = embedder.embed(texts)
+    for number in range(0, len(texts), 97):
+        assert (embedder.embed(texts[number]) == found[number]).all()
+
+
+def test_the_interpreter_goes_on_while_texts_are_computed(embedder: lacuna.Embedder) -> None:
+    """Its size was looked up under the lock of who computes, with the interpreter in the hand."""
+    texts = ["abc " * 10] * 4000
+    thread = threading.Thread(target=lambda: embedder.embed(texts))
+    begun = time.monotonic()
+    thread.start()
+    longest = 0.0
+    while thread.is_alive():
+        before = time.monotonic()
+        assert embedder.dimensions
+        longest = max(longest, time.monotonic() - before)
+        time.sleep(0.001)
+    thread.join()
+    assert longest < (time.monotonic() - begun) / 4
 
 
 def test_scores_are_of_pairs() -> None:
