@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -15,13 +14,14 @@ from lacuna.closing import Closing
 from lacuna.output import Output, Piece, output
 from lacuna.sampling import SamplingParams
 from lacuna.session import Session
+from lacuna.tokens import LISTS, Tokens, listed, token_ids
 
 if TYPE_CHECKING:
     import openai
 
     from lacuna.server import Server
 
-Prompt = str | Sequence[int]
+Prompt = str | Tokens
 Message = Mapping[str, Any]
 Path = str | os.PathLike[str]
 
@@ -82,7 +82,7 @@ class Engine(Closing):
             **more,
         }
         self._native = _native.Engine(self.model, settings.written(given), request_timeout)
-        self.tokenizer = Tokenizer(self)
+        self.tokenizer = Tokenizer(self._native)
 
     @classmethod
     def from_pretrained(cls, model: Path, **more: Any) -> Engine:
@@ -122,13 +122,15 @@ class Engine(Closing):
         self, prompt: Prompt, sampling: SamplingParams | None = None, **more: Any
     ) -> streams.Items[Piece]:
         """The pieces of a text as they come. Dropping or closing the iterator ends it within a step."""
-        return streams.pieces(self._native.stream(_prompt(prompt), _written(sampling, more)))
+        stream = self._native.stream(_prompt(prompt), _written(sampling, more))
+        return streams.pieces(stream, self._native)
 
     def astream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **more: Any
     ) -> streams.AsyncItems[Piece]:
         """The same for tasks: `async for piece in engine.astream(...)`. Cancelling the task ends it within a step."""
-        return streams.async_pieces(self._native.stream(_prompt(prompt), _written(sampling, more)))
+        stream = self._native.stream(_prompt(prompt), _written(sampling, more))
+        return streams.async_pieces(stream, self._native)
 
     @overload
     def chat(
@@ -149,7 +151,7 @@ class Engine(Closing):
         `temperature` and all others.
         """
         reply = self._chat(messages, stream, fields)
-        return streams.chunks(reply) if stream else streams.whole(reply).json()
+        return streams.chunks(reply, self._native) if stream else streams.whole(reply).json()
 
     async def achat(self, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
         """`chat` for tasks."""
@@ -159,12 +161,12 @@ class Engine(Closing):
         self, messages: Sequence[Message], **fields: Any
     ) -> streams.AsyncItems[dict[str, Any]]:
         """`chat(..., stream=True)` for tasks."""
-        return streams.async_chunks(self._chat(messages, True, fields))
+        return streams.async_chunks(self._chat(messages, True, fields), self._native)
 
     def _chat(
         self, messages: Sequence[Message], stream: bool, fields: Mapping[str, Any]
     ) -> _native.Reply:
-        object = {**fields, "messages": [dict(message) for message in messages], "stream": stream}
+        object = {**fields, "messages": _messages(messages), "stream": stream}
         body = sampling.as_json(object).encode()
         return self._native.call("POST", "/v1/chat/completions", body)
 
@@ -208,7 +210,7 @@ class Engine(Closing):
 
     def memory(self) -> dict[str, Any]:
         """Where every byte is: the budget's parts, the pages of each request, the cache. As `GET /memory` has it."""
-        return self._call("GET", "/memory")
+        return _call(self._native, "GET", "/memory")
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -233,7 +235,10 @@ class Engine(Closing):
         """
         from lacuna.server import Server
 
-        return Server(self._native.listen(host, port, list(api_keys)))
+        if isinstance(api_keys, str):
+            # To Python it is a list of its letters.
+            raise TypeError("api_keys are one text, expected a list of keys")
+        return Server(self._native.listen(host, port, list(api_keys)), self._native)
 
     def close(self) -> None:
         """Ends everything under way and gives all memory back."""
@@ -246,20 +251,13 @@ class Engine(Closing):
         prompt = _prompt(tokens)
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def _call(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> Any:
-        body = b"" if fields is None else sampling.as_json(fields).encode()
-        return streams.whole(self._native.call(method, path, body)).json()
-
 
 class Tokenizer:
     """An engine's tokenizer and chat template."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def _native(self) -> _native.Engine:
-        return self._engine._native  # pyright: ignore[reportPrivateUsage]
+    def __init__(self, native: _native.Engine) -> None:
+        # Not the engine, which has this: in a circle it would keep its memory until the collector comes by.
+        self._native = native
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
@@ -267,9 +265,9 @@ class Tokenizer:
         """Tokens of a text. With `parse_special`, special tokens that it spells out are those, and not their letters."""
         return self._native.tokenize(text, add_special_tokens, parse_special)
 
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, tokens: Tokens, *, skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
-        return self._native.detokenize(tokens, skip_special_tokens)
+        return self._native.detokenize(token_ids(tokens), skip_special_tokens)
 
     @property
     def eos_ids(self) -> list[int]:
@@ -288,12 +286,32 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model is to answer."""
-        fields = {"messages": [dict(message) for message in messages]}
-        return self._engine._call("POST", "/tokenize", fields)["tokens"]  # pyright: ignore[reportPrivateUsage]
+        return _call(self._native, "POST", "/tokenize", {"messages": _messages(messages)})["tokens"]
 
 
-# What tokens and prompts come in.
-_LISTS = (Sequence, numpy.ndarray)
+def _call(
+    native: _native.Engine, method: str, path: str, fields: Mapping[str, Any] | None = None
+) -> Any:
+    body = b"" if fields is None else sampling.as_json(fields).encode()
+    return streams.whole(native.call(method, path, body)).json()
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    kind = type(messages).__name__
+    if isinstance(messages, (str, bytes, bytearray, Mapping)):
+        # To Python they are lists, of letters or of names.
+        raise TypeError(f"messages are a {kind}, expected a list of messages")
+    return [_message(message) for message in cast("Sequence[Any]", messages)]
+
+
+def _message(message: Any) -> dict[str, Any]:
+    try:
+        return dict(message)
+    except (TypeError, ValueError):
+        kind = type(message).__name__
+        raise TypeError(
+            f'a message is a {kind}, expected a mapping such as {{"role": "user", "content": "Hello"}}'
+        ) from None
 
 
 def _written(given: SamplingParams | None, more: Mapping[str, Any]) -> str:
@@ -303,27 +321,17 @@ def _written(given: SamplingParams | None, more: Mapping[str, Any]) -> str:
 def _prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, _LISTS):
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, LISTS):
         raise TypeError(f"a prompt is a {type(prompt).__name__}, expected a text or a list of tokens")
-    return [operator.index(token) for token in _listed(prompt)]
+    return token_ids(prompt)
 
 
 def _prompts(prompts: Any) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, _LISTS):
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, LISTS):
         raise TypeError(f"prompts are a {type(prompts).__name__}, expected a text or a list")
-    listed = _listed(prompts)
-    if listed and isinstance(listed[0], (int, numpy.integer)):
-        return [_prompt(listed)]
-    return [_prompt(prompt) for prompt in listed]
-
-
-def _listed(values: Any) -> list[Any]:
-    """The values of a list or an array."""
-    if isinstance(values, numpy.ndarray):
-        array = cast("NDArray[Any]", values)
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"tokens are {array.dtype}, expected whole numbers")
-        return [array.item()] if array.ndim == 0 else array.tolist()
-    return list(values)
+    each = listed(prompts)
+    if each and isinstance(each[0], (int, numpy.integer)):
+        return [_prompt(each)]
+    return [_prompt(prompt) for prompt in each]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -55,8 +56,16 @@ def plan(
         for name, value in given
     ]
     command = [program(), "plan", "--json", *arguments, "--", os.fspath(model)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.stdout:
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if done.stdout.startswith("{"):
         return json.loads(done.stdout)
-    message = done.stderr.strip().removeprefix("error: ")
+    message = _said(done.stderr)
     raise InvalidRequest(message or f"`lacuna plan` ended with {done.returncode}", "invalid_value")
+
+
+def _said(errors: str) -> str:
+    """What the program says is wrong, with the names of arguments in place of its options."""
+    said = re.split(r"^(?:Usage:|For more information)", errors, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip() for line in said.splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith("tip: to pass"))
+    return re.sub(r"--([a-z][a-z-]*)", lambda name: name[1].replace("-", "_"), text).removeprefix("error: ")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy
+from numpy.typing import NDArray
 
 from lacuna.errors import InvalidRequest
 
@@ -56,18 +59,40 @@ class SamplingParams:
 
 def written(sampling: SamplingParams | None, more: Mapping[str, Any]) -> str:
     """The fields of a request as JSON; those in `more` come before those of `sampling`."""
+    if sampling is not None and not isinstance(sampling, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"sampling is a {type(sampling).__name__}, expected `SamplingParams`")
     changed = dataclasses.replace(sampling or SamplingParams(), **more)
     return as_json(changed.fields())
 
 
 def as_json(value: Any) -> str:
-    """`value` as JSON, which has no infinities.
+    """`value` as JSON, which has no infinities. Numbers and arrays of NumPy are what they hold.
 
     Raises:
-        InvalidRequest: for numbers that JSON has not.
+        InvalidRequest: for numbers that JSON has not, and texts with halves of characters.
         TypeError: for what is no number, text, list or mapping.
     """
     try:
-        return json.dumps(value, allow_nan=False)
+        # Characters as they are: escapes are several times as long.
+        text = json.dumps(value, allow_nan=False, default=_plain, ensure_ascii=False)
+        text.encode()
+        return text
     except ValueError as error:
         raise InvalidRequest(str(error), "invalid_value") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, numpy.ndarray):
+        return cast("NDArray[Any]", value).tolist()
+    for kind, plain in _PLAIN:
+        if isinstance(value, kind):
+            return plain(value)
+    raise TypeError(f"a field has a {type(value).__name__}, expected a number, a text, a list or a mapping")
+
+
+# Numbers of NumPy, and what of Python they are.
+_PLAIN: list[tuple[type[Any], Callable[[Any], Any]]] = [
+    (numpy.bool_, bool),
+    (numpy.integer, int),
+    (numpy.floating, float),
+]

@@ -14,9 +14,11 @@ from lacuna.engine import Engine
 class Server(Closing):
     """A running server, for clients of OpenAI, Anthropic and Ollama."""
 
-    def __init__(self, native: _native.Listener, engine: Engine | None = None) -> None:
+    def __init__(self, native: _native.Listener, served: _native.Engine) -> None:
         self._native = native
-        self._engine = engine
+        # Kept as long as it is served: the last to have an engine ends it.
+        self._served = served
+        self._engine: Engine | None = None
         self.host, self.port = native.address
 
     @property

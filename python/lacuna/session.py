@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lacuna import _native, sampling
 from lacuna.closing import Closing
+from lacuna.errors import InvalidRequest
 from lacuna.output import Choice, Piece
 from lacuna.sampling import SamplingParams
+from lacuna.tokens import Tokens, token_ids
 
 if TYPE_CHECKING:
     from lacuna.engine import Engine
@@ -55,19 +57,16 @@ class Session(Closing):
         """Of those, bytes that others have, too."""
         return self._native.kv_bytes[1]
 
-    def append(self, tokens: str | Sequence[int]) -> Session:
+    def append(self, tokens: str | Tokens) -> Session:
         """Appends a text or tokens, to be computed when the session goes on. Returns the session.
 
         Raises:
             ContextTooLong: when they do not fit.
         """
-        if isinstance(tokens, (bytes, bytearray)):
-            # To Python they are a list of numbers.
-            raise TypeError(f"tokens are {type(tokens).__name__}, expected a text or a list of tokens")
         if isinstance(tokens, str):
             begins = len(self) == 0
             tokens = self._engine.tokenizer.encode(tokens, add_special_tokens=begins)
-        self._native.extend(tokens)
+        self._native.extend(token_ids(tokens))
         return self
 
     def stream(self, sampling_params: SamplingParams | None = None, **more: Any) -> Iterator[Piece]:
@@ -112,7 +111,9 @@ class Session(Closing):
         return self._native.truncate(length)
 
     def rewind(self, tokens: int) -> int:
-        """Takes the last `tokens` back. Returns as `truncate`."""
+        """Takes the last `tokens` back, or as many as there are. Returns as `truncate`."""
+        if tokens < 0:
+            raise InvalidRequest(f"cannot take {tokens} tokens back", "invalid_value", "tokens")
         return self.truncate(max(0, len(self) - tokens))
 
     def save(self, path: str | os.PathLike[str], note: str | None = None) -> None:

@@ -139,3 +139,8 @@ def test_a_plan_says_every_byte_before_it_is_used() -> None:
     assert plan == json.loads(done.stdout)
     with pytest.raises(lacuna.InvalidRequest, match="nothing-like-it"):
         lacuna.plan("nothing-like-it")
+    for wrong in [{"no_such": True}, {"ctx": -1}, {"kv_typ": "q8_0"}, {"help": True}]:
+        with pytest.raises(lacuna.InvalidRequest) as refused:
+            lacuna.plan("qwen3-4b", **wrong)
+        message = str(refused.value)
+        assert "--" not in message and "Usage" not in message and "\n" not in message

@@ -52,6 +52,8 @@ def test_a_session_is_cut_back_and_says_the_same_again(engine: lacuna.Engine) ->
         session.rewind(12)
         assert len(session) == length
         assert session.generate(GREEDY) == first
+        with pytest.raises(lacuna.InvalidRequest):
+            session.rewind(-1)
         session.rewind(10**9)
         assert (len(session), session.pending) == (0, 0)
         with pytest.raises(lacuna.InvalidRequest):
@@ -87,8 +89,10 @@ def test_a_session_is_kept_in_a_file(engine: lacuna.Engine, tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(lacuna.LacunaError):
         engine.load_session(path)
-    with pytest.raises(lacuna.LacunaError):
+    with pytest.raises(lacuna.LacunaError, match="missing.session"):
         engine.load_session(tmp_path / "missing.session")
+    with engine.session("What is ownership?") as session, pytest.raises(lacuna.LacunaError, match="nowhere"):
+        session.save(tmp_path / "nowhere" / "a.session")
 
 
 def test_what_only_requests_have_is_refused(engine: lacuna.Engine) -> None:
