@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
-from typing import Any
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, cast
 
 import llm
 from llm.default_plugins.openai_models import AsyncChat, Chat
@@ -15,10 +17,17 @@ import lacuna
 CONFIG = "lacuna.json"
 
 
-@functools.cache
+_engines: dict[str, lacuna.Engine] = {}
+_loading = threading.Lock()
+
+
 def engine(settings: str) -> lacuna.Engine:
     """The engine of these settings, which stays loaded as long as the process runs."""
-    return lacuna.Engine(**json.loads(settings))
+    # Two threads that ask at once would each load the model.
+    with _loading:
+        if settings not in _engines:
+            _engines[settings] = lacuna.Engine(**json.loads(settings))
+        return _engines[settings]
 
 
 class _Local:
@@ -70,10 +79,24 @@ def _downloaded() -> list[str]:
 def models() -> dict[str, dict[str, Any]]:
     """Names and the settings of their engines."""
     found: dict[str, dict[str, Any]] = {name: {"model": name} for name in ["demo", *_downloaded()]}
-    path = llm.user_dir() / CONFIG
-    if path.exists():
-        found |= json.loads(path.read_text())
-    return found
+    return found | _named(llm.user_dir() / CONFIG)
+
+
+def _named(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file at `path` names. One that cannot be used is told of: llm has other models, which it is not to end."""
+    try:
+        named = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(named, dict):
+            raise TypeError("it is no object of names and settings")
+        for name, settings in cast("dict[str, Any]", named).items():
+            if not isinstance(settings, dict) or "model" not in settings:
+                raise TypeError(f"`{name}` is no object of settings with a `model`")
+        return cast("dict[str, dict[str, Any]]", named)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        warnings.warn(f"{path} is passed over: {error}", stacklevel=2)
+        return {}
 
 
 @llm.hookimpl

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llm
+import llm_lacuna
 import pytest
 
 import lacuna
@@ -44,6 +46,23 @@ def test_the_command_line_has_the_model_and_what_the_file_names(home: Path) -> N
         for model in ["lacuna/demo", "lacuna/notes"]:
             options = ["-m", model, "-o", "temperature", "0", "-o", "max_tokens", "20", *more]
             assert command(*options, QUESTION).strip() == said.strip()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"notes": "demo"}', '{"notes": {"ctx": 512}}', "\xff"])
+def test_a_file_that_cannot_be_used_does_not_take_the_other_models_along(home: Path, text: str) -> None:
+    file = home / "lacuna.json"
+    file.write_bytes(text.encode("latin-1"))
+    done = subprocess.run(
+        [sys.executable, "-m", "llm", "models", "list"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "lacuna/demo" in done.stdout
+    assert str(file) in done.stderr, "what is passed over is told"
+
+
+def test_threads_that_ask_at_once_have_one_engine() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        settings = json.dumps({"model": "demo", "ctx": 768})
+        assert len(set(threads.map(llm_lacuna.engine, [settings] * 4))) == 1
 
 
 def test_conversations_go_on_and_say_what_they_took() -> None:
