@@ -14,6 +14,22 @@ use crate::support::{
 };
 
 #[test]
+fn what_can_never_run_is_told_without_submitting_it() {
+    let service = start(config());
+    let handle = service.handle();
+    handle.check(&greedy(prompt(1, 12), 4)).expect("it can run");
+    let empty = handle.check(&greedy(Vec::new(), 4));
+    assert!(matches!(empty, Err(Refusal::EmptyPrompt)), "{empty:?}");
+    let unknown = handle.check(&greedy(vec![u32::MAX], 4));
+    assert!(
+        matches!(unknown, Err(Refusal::TokenOutOfRange { .. })),
+        "{unknown:?}"
+    );
+    let counters = handle.status().counters;
+    assert_eq!((counters.requests, counters.refused), (0, 0));
+}
+
+#[test]
 fn a_stop_string_ends_the_text_before_it() {
     let whole = alone(greedy(prompt(1, 12), 24));
     let text = &whole[0].text;

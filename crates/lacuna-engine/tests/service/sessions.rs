@@ -205,6 +205,21 @@ fn logits_are_those_of_an_engine_alone() {
 /// Requests whose answers nobody reads have nearly all pages and keep them; a session gets its own all the same, and
 /// nobody's answer is another for it.
 #[test]
+fn logits_end_when_they_are_told_to() {
+    let service = start(config());
+    let handle = service.handle();
+    let mut asked = 0;
+    let told = handle.logits_while(&prompt(1, 600), true, || {
+        asked += 1;
+        asked <= 1
+    });
+    assert!(told.expect("a step").is_none(), "they were not finished");
+    assert_eq!(asked, 2, "before each step, and not again");
+    let ledger = handle.ledger();
+    assert_eq!(ledger.committed, ledger.idle, "nothing is in use");
+}
+
+#[test]
 fn requests_make_room_for_a_session() {
     let request = |seed| Request {
         constraint: Some(Box::new(Endless)),
