@@ -124,5 +124,5 @@ class Session(Closing):
         self._native.save(os.fspath(path), self.note if note is None else note)
 
     def close(self) -> None:
-        """Gives its pages back."""
+        """Gives its pages back. Another thread that goes on with it gets `Closed`."""
         self._native.close()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use lacuna_engine::{Limits, Sampling, ServiceSession};
 use lacuna_server::Local;
@@ -233,11 +233,13 @@ impl Session {
         Ok(Some((piece.token, piece.text, name, stop)))
     }
 
-    /// Gives its pages back. Again it does nothing.
+    /// Gives its pages back, at the end of a step that another thread is in. Again it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.0.get()?;
-        Ok(detach(py, || {
-            held.lock().map(|mut session| drop(session.take()))
-        })?)
+        detach(py, || {
+            let session = held.session.lock();
+            drop(session.unwrap_or_else(PoisonError::into_inner).take());
+        });
+        Ok(())
     }
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 
 import lacuna
 from lacuna import SamplingParams
@@ -110,6 +112,28 @@ def test_a_closed_session_says_so(engine: lacuna.Engine) -> None:
     session.close()
     with pytest.raises(lacuna.Closed):
         session.append("x")
+
+
+def test_a_session_can_be_closed_while_another_thread_goes_on(alone: lacuna.Engine) -> None:
+    """Its end was refused as long as somebody used it: a `with` block ended with that error in place of its own."""
+    failures: list[lacuna.LacunaError] = []
+
+    def go_on(session: lacuna.Session) -> None:
+        try:
+            while True:
+                session.truncate(4)
+                session.generate(ignore_eos=True, max_tokens=900)
+        except lacuna.LacunaError as error:
+            failures.append(error)
+
+    with alone.session("What is ownership? " * 3) as session:
+        thread = threading.Thread(target=go_on, args=[session])
+        thread.start()
+        wait_until(lambda: alone.kv_bytes_in_use > 0)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert [type(failure) for failure in failures] == [lacuna.Closed]
+    assert alone.kv_bytes_in_use == 0
 
 
 @pytest.mark.parametrize("tokens", [b"abc", bytearray(b"abc")])
