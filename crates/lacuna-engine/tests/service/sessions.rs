@@ -202,8 +202,6 @@ fn logits_are_those_of_an_engine_alone() {
     }
 }
 
-/// Requests whose answers nobody reads have nearly all pages and keep them; a session gets its own all the same, and
-/// nobody's answer is another for it.
 #[test]
 fn logits_end_when_they_are_told_to() {
     let service = start(config());
@@ -219,6 +217,8 @@ fn logits_end_when_they_are_told_to() {
     assert_eq!(ledger.committed, ledger.idle, "nothing is in use");
 }
 
+/// Requests whose answers nobody reads have nearly all pages and keep them; a session gets its own all the same, and
+/// nobody's answer is another for it.
 #[test]
 fn requests_make_room_for_a_session() {
     let request = |seed| Request {
