@@ -128,7 +128,8 @@ impl Vocabulary {
         }
     }
 
-    /// Whether texts become the same tokens, also those that special tokens are written in.
+    /// Whether texts become the same tokens, also those that special tokens are written in. White space beside these is not
+    /// tried: some take it with them (Phi 4), which files have no key for and templates make no use of.
     fn check(
         &self,
         own: &Tokenizer,
@@ -141,14 +142,9 @@ impl Vocabulary {
         })?;
         for name in special {
             let alone = |tokenizer: &Tokenizer| tokenizer.encode(name, Special::RENDERED).ok();
-            let beside = |(before, after): (&str, &str)| {
-                let text = [before, name, after].concat();
-                self.rendered(&made, &text) == self.rendered(own, &text)
-            };
-            let beside = [("a", "b"), ("a ", " b"), ("a\n", "\n\n")]
-                .into_iter()
-                .all(beside);
-            if alone(&made) != alone(own) || !beside {
+            let within = ["a", name, "b"].concat();
+            let within = self.rendered(&made, &within) == self.rendered(own, &within);
+            if alone(&made) != alone(own) || !within {
                 return Err(inexpressible("way to take special tokens from a text"));
             }
         }
