@@ -418,9 +418,7 @@ impl Engine {
         let handle = local.engine();
         let made = detach(py, || match &path {
             None => Ok((handle.session()?, String::new())),
-            Some(path) => {
-                (handle.restore_session(path)).map_err(|error| Problem::file(path, error))
-            }
+            Some(path) => (handle.restore_session(path)).map_err(Problem::file),
         });
         let (session, note) = made?;
         Ok((Session::new(session, Arc::downgrade(&local)), note))

@@ -1,7 +1,6 @@
 //! Errors as Python has them: `lacuna.errors` makes the exception, of the class that the code stands for.
 
 use std::fmt::Display;
-use std::path::Path;
 use std::time::Duration;
 
 use lacuna_engine::EngineError;
@@ -59,15 +58,11 @@ impl Problem {
         Self { message, ..self }.about(&place)
     }
 
-    /// What is wrong with a file, with its name.
-    pub(crate) fn file(path: &Path, error: EngineError) -> Self {
+    /// What is wrong with the file of a session, which the error names.
+    pub(crate) fn file(error: EngineError) -> Self {
         let problem = Self::from(error);
         match problem.code {
-            "invalid_value" => Self {
-                message: format!("{}: {}", path.display(), problem.message),
-                ..problem
-            }
-            .about("path"),
+            "invalid_value" => problem.about("path"),
             _ => problem,
         }
     }

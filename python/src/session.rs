@@ -186,7 +186,7 @@ impl Session {
         Ok(detach(py, || {
             held.with(|session| {
                 let saved = session.save(note, &path);
-                saved.map_err(|error| Problem::file(&path, error))
+                saved.map_err(Problem::file)
             })
         })?)
     }

@@ -91,8 +91,9 @@ def test_a_session_is_kept_in_a_file(engine: lacuna.Engine, tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(lacuna.LacunaError):
         engine.load_session(path)
-    with pytest.raises(lacuna.LacunaError, match="missing.session"):
+    with pytest.raises(lacuna.LacunaError, match="missing.session") as refused:
         engine.load_session(tmp_path / "missing.session")
+    assert str(refused.value).count("missing.session") == 1
     with engine.session("What is ownership?") as session, pytest.raises(lacuna.LacunaError, match="nowhere"):
         session.save(tmp_path / "nowhere" / "a.session")
 
