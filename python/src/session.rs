@@ -1,7 +1,7 @@
 //! Sessions, one caller at a time each.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use lacuna_engine::{Limits, Sampling, ServiceSession};
@@ -21,6 +21,8 @@ pub(crate) struct Session(OfProcess<Held>);
 struct Held {
     /// None once it is closed.
     session: Mutex<Option<ServiceSession>>,
+    /// Whether it is closed, or about to be by a thread that waits for a step or drops it.
+    closed: AtomicBool,
     /// Changes of the session's tokens by other than who goes on with it.
     version: AtomicU64,
     /// Not kept by it: an engine ends when it is closed, and its sessions with it.
@@ -54,7 +56,12 @@ const ONLY_REQUESTS: [&str; 9] = [
 impl Held {
     /// The session, for whoever comes first.
     fn lock(&self) -> Result<MutexGuard<'_, Option<ServiceSession>>, Problem> {
-        match self.session.try_lock() {
+        let held = self.session.try_lock();
+        // After that: who closes it says so first, and may be what is in the way.
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Problem::closed());
+        }
+        match held {
             Ok(held) => Ok(held),
             Err(TryLockError::Poisoned(held)) => Ok(held.into_inner()),
             Err(TryLockError::WouldBlock) => Err(Problem::new(
@@ -108,6 +115,7 @@ impl Session {
     pub(crate) fn new(session: ServiceSession, local: Weak<Local>) -> Self {
         Self(OfProcess::new(Held {
             session: Mutex::new(Some(session)),
+            closed: AtomicBool::new(false),
             version: AtomicU64::new(0),
             local,
         }))
@@ -236,6 +244,7 @@ impl Session {
     /// Gives its pages back, at the end of a step that another thread is in. Again it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.0.get()?;
+        held.closed.store(true, Ordering::SeqCst);
         detach(py, || {
             let session = held.session.lock();
             drop(session.unwrap_or_else(PoisonError::into_inner).take());
