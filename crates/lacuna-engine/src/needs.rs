@@ -135,11 +135,25 @@ impl EmbedderConfig {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Instant;
 
     use lacuna_models::{Loading, Model, describe};
 
     use super::*;
+    use crate::scheduler::Borrower;
     use crate::service::{Service, ServiceConfig};
+
+    struct GivesBack;
+
+    impl Borrower for GivesBack {
+        fn unused_since(&self) -> Option<Instant> {
+            None
+        }
+
+        fn give_back(&self) -> bool {
+            true
+        }
+    }
 
     /// A model that was loaded with a share runs, whatever the share is from the least to the most; and takes the least
     /// again while it runs.
@@ -186,6 +200,10 @@ mod tests {
             let service = Service::start(Arc::new(model.expect("a model")), config);
             let service = service.expect("it has what it needs");
             let handle = service.handle();
+            if share == needs.working {
+                let tables = handle.lend_for_constraints(GivesBack);
+                tables.expect("what it runs well with has room for them");
+            }
             let least = ByteLength::new(needs.least + needs.program).max(handle.least_budget());
             assert!(least <= budget, "{least} of {budget}: {needs:?}");
             handle.set_budget(least).expect("it runs with that");

@@ -115,11 +115,11 @@ impl Scheduler {
     }
 
     /// Takes back what nobody has used since `then`.
-    pub(super) fn take_back_unused_since(&mut self, then: Instant) -> bool {
+    pub(super) fn take_back_unused_since(&mut self, then: Instant) {
         self.take_back_if(|borrower| {
             let since = borrower.unused_since();
             since.is_some_and(|since| since <= then) && borrower.give_back()
-        })
+        });
     }
 
     fn take_back_if(&mut self, gives_back: impl Fn(&dyn Borrower) -> bool) -> bool {

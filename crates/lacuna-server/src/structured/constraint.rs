@@ -1,7 +1,7 @@
 //! The engine's constraint over `llguidance`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Instant;
 
 use lacuna_engine::{
@@ -101,13 +101,7 @@ pub(crate) struct TableMemory(Weak<Mutex<Tables>>);
 impl Borrower for TableMemory {
     fn unused_since(&self) -> Option<Instant> {
         let tables = self.0.upgrade()?;
-        let tables = match tables.try_lock() {
-            Ok(tables) => tables,
-            Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
-            // They are being built.
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        match &*tables {
+        match &*unless_built_now(&tables)? {
             Tables::Built(compiler) if Arc::strong_count(compiler) > 1 => None,
             Tables::Built(compiler) => Some(compiler.used()),
             _ => None,
@@ -118,10 +112,8 @@ impl Borrower for TableMemory {
         let Some(tables) = self.0.upgrade() else {
             return true;
         };
-        let mut tables = match tables.try_lock() {
-            Ok(tables) => tables,
-            Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+        let Some(mut tables) = unless_built_now(&tables) else {
+            return false;
         };
         match &*tables {
             Tables::Built(compiler) if Arc::strong_count(compiler) > 1 => return false,
@@ -130,6 +122,15 @@ impl Borrower for TableMemory {
         }
         return_freed_memory();
         true
+    }
+}
+
+/// The tables, unless somebody is building them, who is not waited for.
+fn unless_built_now(tables: &Mutex<Tables>) -> Option<MutexGuard<'_, Tables>> {
+    match tables.try_lock() {
+        Ok(tables) => Some(tables),
+        Err(TryLockError::Poisoned(tables)) => Some(tables.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -6,7 +6,6 @@ use super::*;
 use crate::scheduler::LoanRefusal;
 
 /// Tables, which are used as long as somebody has them.
-#[derive(Clone)]
 struct Tables {
     held: Arc<AtomicBool>,
     users: Arc<()>,
