@@ -76,7 +76,7 @@ impl IntegerRows<'_> {
         let blocks = self.queries.len() / (self.rows.parts.len() * per_head);
         for rows in self.rows.sixteens() {
             for head in 0..self.rows.parts.len() {
-                let stored = rows.head(head, self.copy);
+                let stored = rows.head(s, head, self.copy);
                 if NIBBLES {
                     name(s, table, &stored, self.named);
                 }
@@ -150,7 +150,7 @@ impl<const NIBBLES: bool> Keys<'_, NIBBLES> {
             const BYTES: usize = ElementType::Q8_0.block_bytes();
             let at = block * BYTES;
             for row in 0..LANES {
-                self.stored.prefetch(s, row, at, BYTES);
+                self.stored.prefetch_across(s, row, at, BYTES);
             }
             let of_block = tile.part(at, BYTES);
             (s.f16_column(&of_block, 0), of_block, 2)

@@ -46,7 +46,7 @@ impl<E: Pair, A: Arithmetic> Kernel for Rows<'_, E, A> {
         for rows in self.rows.sixteens() {
             let chunk = rows.start % PARTITION / LANES;
             for head in 0..self.rows.parts.len() {
-                let keys = rows.head(head, self.copy);
+                let keys = rows.head(s, head, self.copy);
                 let mut first = head * per_head;
                 let end = first + per_head;
                 while first < end {

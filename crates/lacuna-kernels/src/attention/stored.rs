@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::rows::Head;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Registers, Simd};
 use crate::tile::Tile;
 use crate::view::{RowLayout, View};
 
@@ -51,8 +51,17 @@ impl<'a> StoredRows<'a> {
                 run: needed.then(|| self.view.run_of(start, LANES)).flatten(),
                 next: next.as_ptr(),
                 next_layout: view.layout(),
+                in_order: self.are_all_of(view.layout()),
             }
         })
+    }
+}
+
+impl StoredRows<'_> {
+    /// Whether these are all heads of rows that lie behind one another without gaps.
+    fn are_all_of(&self, layout: &RowLayout) -> bool {
+        self.parts.len() == layout.heads * self.parts_per_head
+            && layout.row_stride == layout.heads * layout.head_bytes()
     }
 }
 
@@ -66,6 +75,8 @@ pub(super) struct Sixteen<'a, 'b> {
     /// What is fetched meanwhile.
     next: *const u8,
     next_layout: &'b RowLayout,
+    /// Whether that can be fetched in the order of addresses, whatever the head.
+    in_order: bool,
 }
 
 impl<'b> Sixteen<'_, 'b> {
@@ -77,7 +88,7 @@ impl<'b> Sixteen<'_, 'b> {
 
     /// The head that one of the parts reads. `copy` has room for it.
     #[inline(always)]
-    pub(super) fn head<'c>(&self, part: usize, copy: &'c mut [u8]) -> HeadTile<'c>
+    pub(super) fn head<'c, S: Simd>(&self, _: S, part: usize, copy: &'c mut [u8]) -> HeadTile<'c>
     where
         'b: 'c,
     {
@@ -104,10 +115,18 @@ impl<'b> Sixteen<'_, 'b> {
                 tile.expect("some of the rows are needed")
             }
         };
+        // The next line in the order of addresses, not rows away, which processors then fetch ahead too. Where registers are
+        // many a row's part is longer and comes in order by itself; there it has not been measured.
+        let in_order = self.in_order && S::REGISTERS == Registers::Few;
+        let next = match in_order {
+            true => head * LANES * self.next_layout.head_bytes(),
+            false => head * self.next_layout.head_stride,
+        };
         HeadTile {
             tile,
-            next: self.next.wrapping_add(head * self.next_layout.head_stride),
+            next: self.next.wrapping_add(next),
             stride: self.next_layout.row_stride,
+            in_order,
         }
     }
 }
@@ -117,15 +136,33 @@ pub(super) struct HeadTile<'a> {
     pub(super) tile: Tile<'a>,
     next: *const u8,
     stride: usize,
+    in_order: bool,
 }
 
 impl HeadTile<'_> {
-    /// Fetches `bytes` from `at` on of a later row to the second-level cache.
+    /// Fetches `bytes` from `at` on of a later row to the second-level cache, for who goes through one row after another.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, row: usize, at: usize, bytes: usize) {
-        let next = self.next.wrapping_add(row * self.stride + at);
+        let before = row * self.tile.row_bytes() + at;
+        self.fetch(s, before, row * self.stride + at, bytes);
+    }
+
+    /// The same for who goes through all rows before more of their bytes.
+    #[inline(always)]
+    pub(super) fn prefetch_across<S: Simd>(&self, s: S, row: usize, at: usize, bytes: usize) {
+        let before = at * LANES + row * bytes;
+        self.fetch(s, before, row * self.stride + at, bytes);
+    }
+
+    /// Fetches what is in its turn: behind so many bytes, or at this place of the head.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S, before: usize, place: usize, bytes: usize) {
+        let next = match self.in_order {
+            true => before,
+            false => place,
+        };
         for line in (0..bytes).step_by(64) {
-            s.prefetch_far(next.wrapping_add(line));
+            s.prefetch_far(self.next.wrapping_add(next + line));
         }
     }
 }

@@ -49,7 +49,7 @@ impl<E: Pair> Kernel for TileScores<'_, E> {
         for rows in self.rows.sixteens() {
             let chunk = rows.start % PARTITION / LANES;
             for part in 0..self.rows.parts.len() {
-                let head = rows.head(part, self.copy);
+                let head = rows.head(s, part, self.copy);
                 let bytes = size_of::<E::Stored>();
                 for (row, keys) in keys.chunks_exact_mut(steps).enumerate() {
                     let stored = E::split(head.tile.row(row)).0;
@@ -173,7 +173,7 @@ impl<E: Pair> Convert<'_, '_, '_, E> {
     /// Writes them without outliers; says whether there were some.
     #[inline(always)]
     fn write<S: Simd>(self, s: S, copy: &mut [u8]) -> bool {
-        let head = self.rows.head(self.part, copy);
+        let head = self.rows.head(s, self.part, copy);
         let heads: [_; ROWS] = each!([].as_slice(), |row| match self.rows.needs(row) {
             true => head.tile.row(row),
             false => &[],

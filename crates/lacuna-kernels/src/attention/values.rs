@@ -109,7 +109,7 @@ impl<E: Pair, A: Arithmetic> Kernel for Stored<'_, E, A> {
             for head in 0..self.rows.parts.len() {
                 let mut tile = StoredTile::<E, A> {
                     arithmetic: self.arithmetic,
-                    rows: rows.head(head, self.copy),
+                    rows: rows.head(s, head, self.copy),
                     sums: &mut self.sums,
                     element: PhantomData,
                 };
@@ -228,7 +228,7 @@ impl<E: Pair, A: Arithmetic> StoredTile<'_, '_, E, A> {
                 let row = place * A::AT_ONCE + at;
                 if A::AT_ONCE == 1 || rows.contains(&row) {
                     if HALF == 0 {
-                        self.rows.prefetch(s, row, pair * bytes, P * bytes);
+                        self.rows.prefetch_across(s, row, pair * bytes, P * bytes);
                     }
                     let value = &E::split(self.rows.tile.row(row)).0[pair..];
                     let value: &[E::Stored; P] = value.first_chunk().expect("pairs of a head");

@@ -46,7 +46,7 @@ fn block<S: Simd, E: Element, const P: usize>(
     let tiles = tiles(0..x.tokens(), widest::<S>(P));
     let passes = tiles.clone().count();
     for (pass, tile) in tiles.enumerate() {
-        with_width!(S, P, tile, T => {
+        with_width!(widest::<S>(P), tile, T => {
             let dots = s.vectorize(Tile::<E, P, T> {
                 rows: [0, P].map(|half| std::array::from_fn(|p| row(half + p))),
                 x: std::array::from_fn(|t| &x.row(tile.token + t)[cols.clone()]),

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::tile::{prepared_step, rows, sums, widest};
+use super::tile::{prepared_step, rows, sums, widest_of_converted};
 use super::tokens::{MOST_TOKENS, TokenTile, tiles, with_width};
 use super::{BLOCK, Element, HALF, Piece, Product, blocks};
 use crate::activations::Activations;
@@ -101,7 +101,7 @@ impl<'a, E: Element> Panels<'a, '_, E> {
     fn part<S: Simd, const P: usize>(&mut self, s: S, part: &Part) {
         let (element, cols) = (self.element, part.cols.clone());
         let rows: [_; PART_ROWS] = std::array::from_fn(|index| self.row(part, index));
-        let token_tiles = tiles(self.tokens.clone(), widest::<S>(P)).count();
+        let token_tiles = tiles(self.tokens.clone(), widest_of_converted::<S>(P)).count();
         let ahead = self.ahead(part, token_tiles);
         let start = self.product.out.cols().start;
         let [converted, prepared] = self.product.buffers.parts();
@@ -299,9 +299,9 @@ impl<E: Element, const P: usize> Kernel for Tiles<'_, '_, E, P> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        for tile in tiles(self.tokens.clone(), widest::<S>(P)) {
+        for tile in tiles(self.tokens.clone(), widest_of_converted::<S>(P)) {
             self.ahead.prefetch(s);
-            with_width!(S, P, tile, T => self.tile::<S, T>(s, tile));
+            with_width!(widest_of_converted::<S>(P), tile, T => self.tile::<S, T>(s, tile));
         }
     }
 }

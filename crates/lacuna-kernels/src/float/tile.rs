@@ -35,6 +35,15 @@ pub(super) const fn widest<S: Simd>(pairs: usize) -> usize {
     }
 }
 
+/// The same of rows that are converted. Where registers are few the compiler would keep one of twelve sums in memory, and each
+/// chunk of columns would take twice as long.
+pub(super) const fn widest_of_converted<S: Simd>(pairs: usize) -> usize {
+    match S::REGISTERS {
+        Registers::Few => (FEW_PARTIAL - 1) / pairs,
+        Registers::Many => widest::<S>(pairs),
+    }
+}
+
 /// Adds the products of a chunk of columns.
 #[inline(always)]
 pub(super) fn step<S: Simd, E: Element, const P: usize, const T: usize>(

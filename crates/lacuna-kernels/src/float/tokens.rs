@@ -9,7 +9,7 @@ use crate::grid::Block;
 /// fills half of a second-level cache of 1 MiB.
 pub(super) const MOST_TOKENS: usize = 258;
 
-/// Tokens of every level's widest tile of many tokens.
+/// Tokens of the widest tile of many tokens where registers are many.
 const TILE_TOKENS: usize = 6;
 
 /// Tokens of a task of many: about as many in each, because threads would wait for the last ones of a few
@@ -28,15 +28,14 @@ pub(super) struct TokenTile {
     pub(super) width: usize,
 }
 
-/// Calls with the width of a tile of `$P` pairs of rows as a constant; widths that the level `$S` does not
-/// have are not compiled.
+/// Calls with the width of a tile, `$widest` at most, as a constant; wider ones are not compiled.
 macro_rules! with_width {
-    ($S:ident, $P:ident, $tile:expr, $T:ident => $call:expr) => {
-        with_width!($S, $P, $tile.width, $T => $call, 1 2 3 4 5 6 7 8 9 10 11 12)
+    ($widest:expr, $tile:expr, $T:ident => $call:expr) => {
+        with_width!($widest, $tile.width, $T => $call, 1 2 3 4 5 6 7 8 9 10 11 12)
     };
-    ($S:ident, $P:ident, $width:expr, $T:ident => $call:expr, $($value:literal)*) => {
+    ($widest:expr, $width:expr, $T:ident => $call:expr, $($value:literal)*) => {
         match $width {
-            $($value if const { $value <= crate::float::tile::widest::<$S>($P) } => {
+            $($value if const { $value <= $widest } => {
                 const $T: usize = $value;
                 $call
             })*
