@@ -7,11 +7,13 @@
 //!
 //! Eight lanes of a vector belong to one row and eight to another. Up to three tokens stream rows from the
 //! file layout ([`stream`]), a few read each block of rows from memory once ([`few`]), and many are
-//! multiplied with rows that are converted once ([`panels`]).
+//! multiplied with rows that are converted once ([`panels`]): where registers are few, transposed, so that each lane is a row
+//! of its own ([`columns`]).
 //!
 //! Where that is asked for and the CPU has [`Bf16Products`], weights and activations are rounded to bf16
 //! first ([`Rounded`]), and all of this is the same of pairs of columns instead of columns.
 
+mod columns;
 mod few;
 mod panels;
 mod stream;

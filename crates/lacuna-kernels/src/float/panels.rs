@@ -7,8 +7,8 @@
 //!       each tile of rows
 //! ```
 //!
-//! Rows go in pairs, eight lanes each, as for fewer tokens. Where registers are many, a tile is four pairs of rows and six
-//! tokens: ten loads for 24 products, where processors that multiply two vectors in a cycle load two. (To have rows in
+//! Where registers are few, rows are in lanes ([`columns`]). Where they are many, rows go in pairs, eight lanes each, as for fewer
+//! tokens, and a tile is four pairs of rows and six tokens: ten loads for 24 products, where processors that multiply two vectors in a cycle load two. (To have rows in
 //! all lanes takes no moving of lanes in the end, but 32 loads for 24 products: better only where a product takes
 //! a whole cycle.)
 //!
@@ -18,7 +18,8 @@
 
 use std::ops::Range;
 
-use super::tile::{prepared_step, rows, sums, widest_of_converted};
+use super::columns;
+use super::tile::{prepared_step, rows, sums, widest};
 use super::tokens::{MOST_TOKENS, TokenTile, tiles, with_width};
 use super::{BLOCK, Element, HALF, Piece, Product, blocks};
 use crate::activations::Activations;
@@ -27,7 +28,10 @@ use crate::matrix::Matrix;
 use crate::simd::{Kernel, LANES, Registers, Simd, each, padded};
 
 /// Rows of a part.
-const PART_ROWS: usize = 2 * LANES;
+pub(super) const PART_ROWS: usize = 2 * LANES;
+
+/// Pairs of rows of a tile where registers are many.
+const PAIRS: usize = 4;
 
 /// f32 elements of a part.
 pub(super) const PART_LEN: usize = PART_ROWS * BLOCK;
@@ -57,12 +61,7 @@ pub(super) fn multiply<S: Simd, E: Element>(s: S, element: E, product: Product<'
     };
     for first in all.clone().step_by(most.max(1)) {
         panels.tokens = first..all.end.min(first + most);
-        // A constant, so that no level compiles the tiles of another.
-        if const { matches!(S::REGISTERS, Registers::Few) } {
-            panels.multiply::<S, 1>(s);
-        } else {
-            panels.multiply::<S, 4>(s);
-        }
+        panels.multiply(s);
     }
 }
 
@@ -74,8 +73,8 @@ struct Panels<'a, 'b, E> {
 }
 
 impl<'a, E: Element> Panels<'a, '_, E> {
-    /// Multiplies `P` pairs of rows at a time.
-    fn multiply<S: Simd, const P: usize>(&mut self, s: S) {
+    /// Multiplies one block of columns after another, part by part.
+    fn multiply<S: Simd>(&mut self, s: S) {
         let rows = self.product.out.cols();
         for cols in blocks(self.product.x.cols()) {
             if const { E::PREPARED } {
@@ -92,20 +91,42 @@ impl<'a, E: Element> Panels<'a, '_, E> {
                     rows: first..rows.end.min(first + PART_ROWS),
                     cols: cols.clone(),
                 };
-                self.part::<S, P>(s, &part);
+                self.part(s, &part);
             }
         }
     }
 
     /// Multiplies a part with all tokens.
-    fn part<S: Simd, const P: usize>(&mut self, s: S, part: &Part) {
+    fn part<S: Simd>(&mut self, s: S, part: &Part) {
         let (element, cols) = (self.element, part.cols.clone());
         let rows: [_; PART_ROWS] = std::array::from_fn(|index| self.row(part, index));
-        let token_tiles = tiles(self.tokens.clone(), widest_of_converted::<S>(P)).count();
-        let ahead = self.ahead(part, token_tiles);
+        let widest = match S::REGISTERS {
+            Registers::Few => columns::TILE_TOKENS,
+            Registers::Many => widest::<S>(PAIRS),
+        };
+        let ahead = self.ahead(part, tiles(self.tokens.clone(), widest).count());
         let start = self.product.out.cols().start;
+        let place = part.rows.start - start..part.rows.end - start;
         let [converted, prepared] = self.product.buffers.parts();
-        s.vectorize(Convert::<E, P> {
+        // A constant, so that no level compiles the tiles of another.
+        if const { matches!(S::REGISTERS, Registers::Few) } {
+            s.vectorize(columns::Transpose {
+                rows,
+                out: converted,
+                element,
+            });
+            s.vectorize(columns::Tiles {
+                converted,
+                x: self.product.x,
+                tokens: self.tokens.clone(),
+                cols,
+                out: self.product.out.reborrow(),
+                place,
+                ahead,
+            });
+            return;
+        }
+        s.vectorize(Convert {
             rows,
             out: converted,
             element,
@@ -114,13 +135,13 @@ impl<'a, E: Element> Panels<'a, '_, E> {
             true => Tokens::Prepared(prepared, self.tokens.start),
             false => Tokens::AsTheyLie(self.product.x),
         };
-        s.vectorize(Tiles::<E, P> {
+        s.vectorize(Tiles {
             converted,
             x,
             tokens: self.tokens.clone(),
             cols,
             out: self.product.out.reborrow(),
-            place: part.rows.start - start..part.rows.end - start,
+            place,
             ahead,
             element,
         });
@@ -159,7 +180,7 @@ impl<'a, E: Element> Panels<'a, '_, E> {
 const LINE: usize = 64;
 
 /// Rows that are fetched a few lines at a time.
-struct Ahead<'a> {
+pub(super) struct Ahead<'a> {
     weights: &'a Matrix<'a>,
     rows: Range<usize>,
     /// What of each row is needed ...
@@ -172,7 +193,7 @@ struct Ahead<'a> {
 impl Ahead<'_> {
     /// Prefetches what is to be fetched for a tile.
     #[inline(always)]
-    fn prefetch<S: Simd>(&mut self, s: S) {
+    pub(super) fn prefetch<S: Simd>(&mut self, s: S) {
         for _ in 0..self.per_tile {
             if self.rows.is_empty() {
                 return;
@@ -214,26 +235,26 @@ impl<E: Element> Kernel for Prepare<'_, E> {
     }
 }
 
-/// The rows of a part over a block of columns, two to a vector, `P` vectors at a time.
-struct Convert<'a, E, const P: usize> {
+/// The rows of a part over a block of columns, two to a vector, as many vectors at a time as a tile has.
+struct Convert<'a, E> {
     rows: [&'a [u8]; PART_ROWS],
     out: &'a mut [[f32; HALF]],
     element: E,
 }
 
-impl<E: Element, const P: usize> Kernel for Convert<'_, E, P> {
+impl<E: Element> Kernel for Convert<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let whole = E::Chunk::split(self.rows[0]).0.len();
         let chunks = whole + usize::from(!E::Chunk::split(self.rows[0]).1.is_empty());
-        let out: &mut [[[f32; LANES]; P]] = vectors_mut(self.out).as_chunks_mut().0;
-        let tiles = self.rows.chunks_exact(2 * P);
+        let out: &mut [[[f32; LANES]; PAIRS]] = vectors_mut(self.out).as_chunks_mut().0;
+        let tiles = self.rows.chunks_exact(2 * PAIRS);
         for (rows, out) in tiles.zip(out.chunks_exact_mut(chunks)) {
             let (out, last) = out.split_at_mut(whole);
-            for p in 0..P {
-                let [(a, a_tail), (b, b_tail)] = [rows[p], rows[p + P]].map(E::Chunk::split);
+            for p in 0..PAIRS {
+                let [(a, a_tail), (b, b_tail)] = [rows[p], rows[p + PAIRS]].map(E::Chunk::split);
                 for (out, (a, b)) in out.iter_mut().zip(a.iter().zip(b)) {
                     s.store(self.element.load(s, [a, b]), &mut out[p]);
                 }
@@ -280,8 +301,8 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// The rows of a part, `P` pairs at a time, times some tokens over a block of columns.
-struct Tiles<'a, 'b, E, const P: usize> {
+/// The rows of a part, some pairs at a time, times some tokens over a block of columns.
+struct Tiles<'a, 'b, E> {
     /// The rows, one tile after another.
     converted: &'a [[f32; HALF]],
     x: Tokens<'a>,
@@ -294,19 +315,19 @@ struct Tiles<'a, 'b, E, const P: usize> {
     element: E,
 }
 
-impl<E: Element, const P: usize> Kernel for Tiles<'_, '_, E, P> {
+impl<E: Element> Kernel for Tiles<'_, '_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        for tile in tiles(self.tokens.clone(), widest_of_converted::<S>(P)) {
+        for tile in tiles(self.tokens.clone(), widest::<S>(PAIRS)) {
             self.ahead.prefetch(s);
-            with_width!(widest_of_converted::<S>(P), tile, T => self.tile::<S, T>(s, tile));
+            with_width!(widest::<S>(PAIRS), tile, T => self.tile::<S, T>(s, tile));
         }
     }
 }
 
-impl<E: Element, const P: usize> Tiles<'_, '_, E, P> {
+impl<E: Element> Tiles<'_, '_, E> {
     /// All rows times a tile of `T` tokens.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, s: S, tile: TokenTile) {
@@ -317,10 +338,10 @@ impl<E: Element, const P: usize> Tiles<'_, '_, E, P> {
         let whole = x[0].0.len();
         let columns: [&[[f32; HALF]]; T] = each!(&[][..], |t| &x[t].0[..whole]);
         let last: [[f32; HALF]; T] = each!([0.0; HALF], |t| padded(x[t].1));
-        let weights: &[[[f32; LANES]; P]] = vectors(self.converted).as_chunks().0;
-        let starts = self.place.clone().step_by(2 * P);
+        let weights: &[[[f32; LANES]; PAIRS]] = vectors(self.converted).as_chunks().0;
+        let starts = self.place.clone().step_by(2 * PAIRS);
         for (first, weights) in starts.zip(weights.chunks_exact(chunks)) {
-            let mut partial = [[s.splat(0.0); T]; P];
+            let mut partial = [[s.splat(0.0); T]; PAIRS];
             let (weights, tail) = weights.split_at(whole);
             for (chunk, w) in weights.iter().enumerate() {
                 let w = each!(s.splat(0.0), |p| s.load(&w[p]));
@@ -331,8 +352,8 @@ impl<E: Element, const P: usize> Tiles<'_, '_, E, P> {
                 let w = each!(s.splat(0.0), |p| s.load(&w[p]));
                 prepared_step(s, self.element, w, last.each_ref(), &mut partial);
             }
-            let dots = rows::<S, P, T>(s, &sums(s, &partial));
-            let place = first..self.place.end.min(first + 2 * P);
+            let dots = rows::<S, PAIRS, T>(s, &sums(s, &partial));
+            let place = first..self.place.end.min(first + 2 * PAIRS);
             tile.add(&dots, &mut self.out, place, self.cols.start == 0);
         }
     }

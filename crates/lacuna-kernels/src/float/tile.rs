@@ -10,7 +10,7 @@ use crate::simd::{LANES, Registers, Simd, each};
 const MOST_PARTIAL: usize = 24;
 
 /// And where a vector is two of sixteen registers.
-const FEW_PARTIAL: usize = 6;
+pub(super) const FEW_PARTIAL: usize = 6;
 
 /// Vectors that one [`Simd::sum_halves`] adds up.
 const TOGETHER: usize = 8;
@@ -32,15 +32,6 @@ pub(super) const fn widest<S: Simd>(pairs: usize) -> usize {
     match S::REGISTERS {
         Registers::Few => FEW_PARTIAL / pairs,
         Registers::Many => MOST_PARTIAL / pairs,
-    }
-}
-
-/// The same of rows that are converted. Where registers are few the compiler would keep one of twelve sums in memory, and each
-/// chunk of columns would take twice as long.
-pub(super) const fn widest_of_converted<S: Simd>(pairs: usize) -> usize {
-    match S::REGISTERS {
-        Registers::Few => (FEW_PARTIAL - 1) / pairs,
-        Registers::Many => widest::<S>(pairs),
     }
 }
 

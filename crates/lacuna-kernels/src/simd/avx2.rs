@@ -240,6 +240,26 @@ pub(crate) fn transpose4(z: [__m256i; 4]) -> [__m256i; 4] {
     ]
 }
 
+/// Lane `r` of element `c` is lane `c` of element `r`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn transpose_eights(x: [__m256; 8]) -> [__m256; 8] {
+    let four = |first: usize| {
+        transpose4(each!(_mm256_setzero_si256(), |r| _mm256_castps_si256(
+            x[first + r]
+        )))
+    };
+    let (upper, lower) = (four(0), four(4));
+    each!(x[0], |c| {
+        let rows = [upper[c % 4], lower[c % 4]];
+        _mm256_castsi256_ps(if c < 4 {
+            _mm256_permute2x128_si256::<0x20>(rows[0], rows[1])
+        } else {
+            _mm256_permute2x128_si256::<0x31>(rows[0], rows[1])
+        })
+    })
+}
+
 /// Adds two vectors folded in half: the result holds the halves' sum of `a`, then of `b`.
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -779,6 +799,15 @@ impl<B: Bytes> Simd for Avx2<B> {
         let high = each!(x[0][0], |j| x[j][1]);
         // SAFETY: 1.
         unsafe { [sum_eights(low), sum_eights(high)] }
+    }
+
+    #[inline(always)]
+    fn transpose_halves(self, x: [Self::F; 8]) -> [Self::F; 8] {
+        let low = each!(x[0][0], |r| x[r][0]);
+        let high = each!(x[0][0], |r| x[r][1]);
+        // SAFETY: 1.
+        let (low, high) = unsafe { (transpose_eights(low), transpose_eights(high)) };
+        each!(x[0], |c| [low[c], high[c]])
     }
 
     #[inline(always)]

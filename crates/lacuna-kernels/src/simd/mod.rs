@@ -272,6 +272,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         })
     }
 
+    /// The same of each half: lane `r` of element `c` is lane `c` of element `r`, lane `8 + r` is lane `8 + c`.
+    #[inline(always)]
+    fn transpose_halves(self, x: [Self::F; 8]) -> [Self::F; 8] {
+        let mut lanes = [[0.0; LANES]; LANES / 2];
+        for r in 0..LANES / 2 {
+            self.store(x[r], &mut lanes[r]);
+        }
+        each!(x[0], |c| {
+            let column = each!(0.0, |r| lanes[r % 8][r / 8 * 8 + c]);
+            self.load(&column)
+        })
+    }
+
     /// The lanes, each pair of those that are `APART` (1, 2, 4 or 8) apart exchanged.
     fn exchange<const APART: usize>(self, x: Self::F) -> Self::F;
 
@@ -665,6 +678,14 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
 pub(crate) fn at_most<S: Simd>(s: S, x: S::F, most: f32) -> S::F {
     let minus = s.splat(-1.0);
     s.mul(s.max(s.splat(-most), s.mul(x, minus)), minus)
+}
+
+/// Runs a kernel at a level by itself. However small it is, it does not become a part of the function that calls it, so
+/// it has all registers.
+// An attribute of `vectorize` itself has no effect: functions with target features have theirs at their calls.
+#[inline(never)]
+pub(crate) fn apart<S: Simd, K: Kernel>(s: S, kernel: K) -> K::Output {
+    s.vectorize(kernel)
 }
 
 /// Up to 16 elements, then zeros.

@@ -567,6 +567,21 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
+    fn transpose_halves(self, x: [Self::F; 8]) -> [Self::F; 8] {
+        let squares: [[[_; 4]; PARTS]; 2] = each!([[x[0][0]; 4]; PARTS], |rows| {
+            four!(columns => {
+                let row = |r: usize| vreinterpretq_u32_f32(x[4 * rows + r][columns]);
+                let square = transpose4([row(0), row(1), row(2), row(3)]);
+                each!(x[0][0], |c| vreinterpretq_f32_u32(square[c]))
+            })
+        });
+        // Of each half, the first four rows and the others.
+        each!(x[0], |c| each!(x[0][0], |part| {
+            squares[part % 2][part / 2 * 2 + c / 4][c % 4]
+        }))
+    }
+
+    #[inline(always)]
     fn transpose(self, x: [Self::F; 16]) -> [Self::F; 16] {
         let squares: [[[_; 4]; PARTS]; PARTS] = each!([[x[0][0]; 4]; PARTS], |rows| {
             four!(columns => {

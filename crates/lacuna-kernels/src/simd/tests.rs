@@ -125,6 +125,9 @@ impl Inputs {
         }
         out.push(("sum_each", floats(s, s.sum_each(all))));
         out.push(("sum_halves", floats(s, s.sum_halves(half))));
+        for x in s.transpose_halves(half) {
+            out.push(("transpose_halves", floats(s, x)));
+        }
         for x in s.transpose(all) {
             out.push(("transpose", floats(s, x)));
         }
