@@ -90,6 +90,10 @@ fn prompts_that_do_not_fit_the_memory_together_are_refused_for_good() {
     // What somebody else holds is another matter.
     let engine = server.engine();
     let memory = engine.request_memory();
+    // A reply arrives before what its request held is given back.
+    until("the last request's memory is given back", || {
+        memory.status().held.get() == 0
+    });
     let most = usize::try_from(memory.limit().get()).expect("it fits");
     let others = memory.try_take(most - (256 << 10)).expect("free");
     let refused = post(&server, COMPLETION, &scored(2));
