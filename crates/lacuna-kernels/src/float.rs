@@ -42,7 +42,7 @@ const CHUNKS: usize = 4;
 /// How far ahead of its use a row is prefetched.
 const PREFETCH_BYTES: usize = 2048;
 
-/// The most tokens that are multiplied as they lie in memory.
+/// The most tokens that all levels multiply with rows as they lie in memory, and of which a task has all.
 pub(crate) const FEW_TOKENS: usize = 16;
 
 /// One block of the output `[tokens, rows]`; up to [`FEW_TOKENS`] tokens are all in it.
@@ -87,7 +87,10 @@ impl Product<'_, '_> {
             }
         } else if self.x.tokens() <= stream::MOST_TOKENS {
             stream::multiply(s, element, self);
-        } else if self.x.tokens() <= FEW_TOKENS {
+        } else if self.x.tokens() <= few::most_tokens::<S>()
+            // Of more than `FEW_TOKENS` a block may have some only.
+            && self.out.rows() == (0..self.x.tokens())
+        {
             few::multiply(s, element, self);
         } else {
             panels::multiply(s, element, self);

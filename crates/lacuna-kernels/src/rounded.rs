@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::quantized::PanelBuffer;
-use crate::simd::amx::{Amx, ROWS, Side, Sums, Tiles};
+use crate::simd::amx::{Amx, ROWS, Side, Sums, Tiles, Words};
 use crate::simd::{Bf16Products, Kernel, LANES, Line, Simd, each};
 use crate::tile::{Rows, Tile};
 
@@ -32,6 +32,9 @@ const BLOCKS_TOGETHER: usize = 8;
 
 /// Most tokens whose sums lie beside the panel.
 const MOST_TOKENS: usize = 256;
+
+/// Most tokens of a tile of which pairs are written one by one, instead of transposing those of sixteen.
+const FEW_TOKENS: usize = 4;
 
 /// Most blocks of columns of tokens that are rounded at once: 1.5 MiB of as many tokens.
 const TOKEN_BLOCKS: usize = 96;
@@ -159,11 +162,15 @@ impl Kernel for RoundTokens<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let blocks = self.columns.len();
-        let tiles = self.out.chunks_mut(ROWS * blocks);
+        let tiles = std::mem::take(&mut self.out).chunks_mut(ROWS * blocks);
         for (first, out) in self.tokens.clone().step_by(ROWS).zip(tiles) {
             let count = (self.tokens.end - first).min(ROWS);
+            if count <= FEW_TOKENS {
+                self.few(s, first..first + count, out);
+                continue;
+            }
             let rows: [&[[f32; BLOCK]]; ROWS] = each!(&[][..], |t| {
                 // Those that do not exist are the last one again.
                 let row = self.x.row(first + t.min(count - 1)).as_chunks().0;
@@ -177,6 +184,26 @@ impl Kernel for RoundTokens<'_> {
                 let pairs = s.transpose(rounded);
                 for pair in 0..ROWS {
                     s.u_store(s.to_bits(pairs[pair]), &mut out[pair].0);
+                }
+            }
+        }
+    }
+}
+
+impl RoundTokens<'_> {
+    /// Rounds a few tokens of a tile, and leaves what there is of others, whose sums nobody reads.
+    #[inline(always)]
+    fn few<S: Simd>(&self, s: S, tokens: Range<usize>, out: &mut [Line]) {
+        for (lane, token) in tokens.enumerate() {
+            let blocks: &[[f32; BLOCK]] = self.x.row(token).as_chunks().0;
+            let blocks = &blocks[self.columns.clone()];
+            for (block, out) in blocks.iter().zip(out.as_chunks_mut::<ROWS>().0) {
+                let halves = block.as_chunks().0;
+                let halves = each!(s.splat(0.0), |i| s.load(&halves[i]));
+                let mut pairs = [0; ROWS];
+                s.u_store(s.to_bits(s.round_pairs(self.proof, halves)), &mut pairs);
+                for (pair, out) in pairs.into_iter().zip(out) {
+                    out.0[lane] = pair;
                 }
             }
         }
@@ -241,16 +268,9 @@ impl Kernel for Group<'_, '_> {
         if continues {
             self.each_sum(s, Way::In);
         }
-        let all = self.columns.clone();
-        for column in all.clone().step_by(PANEL_BLOCKS) {
-            let columns = column..all.end.min(column + PANEL_BLOCKS);
-            self.round(s, &columns);
-            for tile in (0..self.tiles.len()).step_by(TOGETHER) {
-                match self.tiles.len() - tile {
-                    1 => self.part::<S, 1>(s, tile, &columns),
-                    _ => self.part::<S, TOGETHER>(s, tile, &columns),
-                }
-            }
+        match self.weights.dtype() {
+            DType::Bf16 if self.tokens.len() <= TOGETHER * ROWS => self.as_stored(),
+            _ => self.in_panels(s),
         }
         self.each_sum(s, Way::Out);
     }
@@ -265,10 +285,10 @@ fn place([rows, tokens]: [usize; 2]) -> usize {
 
 /// Products that go to neighbouring sums.
 #[inline(always)]
-fn multiply<const R: usize, const T: usize>(
+fn multiply<W: Words, const R: usize, const T: usize>(
     registers: &Tiles,
     blocks: usize,
-    weights: Side<'_, Line, R>,
+    weights: Side<'_, W, R>,
     x: [&[Line]; T],
     sums: &mut [[Line; ROWS]],
     fresh: bool,
@@ -289,6 +309,46 @@ enum Way {
 }
 
 impl Group<'_, '_> {
+    /// Adds the products of rows that are read from where they lie, because a few tokens read them once: they are bf16. They are
+    /// not prefetched, since the processor does that by itself, and asking for it as well took a fifth longer.
+    #[inline(always)]
+    fn as_stored(&mut self) {
+        let first = self.out.cols().start;
+        let (blocks, fresh) = (self.columns.len(), self.columns.start == 0);
+        let x = |tile: usize| &self.x[tile * blocks * ROWS..][..blocks * ROWS];
+        for (index, rows) in self.tiles.iter().enumerate() {
+            let tile = Tile::new(self.weights, first + rows.start);
+            let (lines, line) = tile.lines().expect("rows of whole blocks of columns");
+            let weights = Side {
+                tiles: [&lines[self.columns.start..]],
+                line,
+                block: 1,
+            };
+            let sums = &mut self.sums[place([index, 0])..];
+            let registers = &*self.registers;
+            match self.tokens.len() <= ROWS {
+                true => multiply(registers, blocks, weights, [x(0)], sums, fresh),
+                false => multiply(registers, blocks, weights, [x(0), x(1)], sums, fresh),
+            }
+        }
+    }
+
+    /// Adds the products of rows that are rounded into panels.
+    #[inline(always)]
+    fn in_panels<S: Simd>(&mut self, s: S) {
+        let all = self.columns.clone();
+        for column in all.clone().step_by(PANEL_BLOCKS) {
+            let columns = column..all.end.min(column + PANEL_BLOCKS);
+            self.round(s, &columns);
+            for tile in (0..self.tiles.len()).step_by(TOGETHER) {
+                match self.tiles.len() - tile {
+                    1 => self.part::<S, 1>(s, tile, &columns),
+                    _ => self.part::<S, TOGETHER>(s, tile, &columns),
+                }
+            }
+        }
+    }
+
     /// Rounds some blocks of columns of each row.
     #[inline(always)]
     fn round<S: Simd>(&mut self, s: S, columns: &Range<usize>) {

@@ -15,6 +15,10 @@ use std::ops::Range;
 use crate::matrix::Matrix;
 use crate::simd::LANES;
 
+/// A cache line, wherever it lies.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type LineBytes = [u8; 64];
+
 /// Sixteen rows at equal distances.
 pub(crate) struct Tile<'a> {
     bytes: &'a [u8],
@@ -102,6 +106,20 @@ impl<'a> Tile<'a> {
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
         self.stride
+    }
+
+    /// The bytes of all rows in lines, and how many of them a row is behind the one before; rows are whole lines, and a whole number
+    /// of them apart.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn lines(&self) -> Option<(&'a [LineBytes], usize)> {
+        let whole = |bytes: usize| bytes.is_multiple_of(size_of::<LineBytes>());
+        let are_whole = whole(self.stride) && whole(self.row_bytes);
+        are_whole.then(|| {
+            (
+                self.bytes.as_chunks().0,
+                self.stride / size_of::<LineBytes>(),
+            )
+        })
     }
 
     /// The lanes of the rows asked for.

@@ -184,6 +184,13 @@ fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
             // Whole blocks: fewer columns than are rounded at once, and more.
             (140, 96, 281),
             (37, 3136, 70),
+            // The same of few tokens, up to a tile of sixteen and two of them.
+            (53, 3136, 3),
+            (21, 3136, 16),
+            (36, 128, 29),
+            // As many as are few with few registers, and one more.
+            (19, 700, 22),
+            (19, 700, 23),
         ] {
             let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
             let x = Random::new(8).units(tokens * cols);

@@ -9,8 +9,17 @@ use std::ops::Range;
 
 use super::tile::{Partial, RowSums, rows, step, sums, widest};
 use super::tokens::{tiles, with_width};
-use super::{CHUNKS, Element, PREFETCH_BYTES, Piece, Product, blocks, prefetch_chunks};
+use super::{CHUNKS, Element, FEW_TOKENS, PREFETCH_BYTES, Piece, Product, blocks, prefetch_chunks};
 use crate::simd::{Kernel, Registers, Simd, each};
+
+/// Most tokens that take less time so than by rows in lanes.
+pub(super) const fn most_tokens<S: Simd>() -> usize {
+    match S::REGISTERS {
+        // Rows are transposed for their lanes there.
+        Registers::Few => 22,
+        Registers::Many => FEW_TOKENS,
+    }
+}
 
 /// Writes the products of the rows of the output with all tokens.
 pub(super) fn multiply<S: Simd, E: Element>(s: S, element: E, product: Product<'_, '_>) {

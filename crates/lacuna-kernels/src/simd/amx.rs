@@ -21,6 +21,7 @@ use std::marker::PhantomData;
 
 use super::{Chunk, LANES, Line};
 use crate::activations::BLOCK;
+use crate::tile::LineBytes;
 
 /// Rows of a tile, and lanes of each.
 pub(crate) const ROWS: usize = LANES;
@@ -45,6 +46,8 @@ unsafe impl Words for Line {}
 unsafe impl Words for Chunk {}
 // SAFETY: the same.
 unsafe impl Words for [f32; LANES] {}
+// SAFETY: sixteen words, which may lie at any address.
+unsafe impl Words for LineBytes {}
 
 /// One side of a product: some tiles, each of blocks of lines, sixteen as a rule, which begins where its slice does.
 pub(crate) struct Side<'a, W, const N: usize> {
