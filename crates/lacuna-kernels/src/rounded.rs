@@ -310,7 +310,7 @@ enum Way {
 
 impl Group<'_, '_> {
     /// Adds the products of rows that are read from where they lie, because a few tokens read them once: they are bf16. They are
-    /// not prefetched, since the processor does that by itself, and asking for it as well took a fifth longer.
+    /// not prefetched, since the processor does that by itself, and asking for it as well was slower.
     #[inline(always)]
     fn as_stored(&mut self) {
         let first = self.out.cols().start;
