@@ -17,9 +17,16 @@ CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
 
 LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
-NEIGHBOURS = ("deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4")  # pairs 2i, 2i + 1
-GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
+NEIGHBOURS = (
+    "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4",
+    "arcee", "chatglm", "command-r", "ernie4_5",
+)  # pairs 2i, 2i + 1
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")  # their feed-forward blocks have no gates and their layers are one thing each
+# Feed-forward blocks of these have no gates.
+PLAIN = {"starcoder2": lambda x: gelu(x)} | {name: lambda x: np.maximum(x, 0) ** 2 for name in (*NEMOTRONS, "arcee", "nemotron")}
+CENTRED = ("cohere2", "command-r", "nemotron", "stablelm", "starcoder2")  # norms take the mean off
+HUNYUANS = ("hunyuan-dense", "hunyuan-moe")  # norm heads once they are turned
 
 
 class File:
@@ -58,9 +65,10 @@ def rms(x, weight, eps):
     return made if weight is None else made * weight
 
 
-def layer_norm(x, weight, eps):
+def layer_norm(x, weight, eps, bias=None):
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * weight
+    made = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * weight
+    return made if bias is None else made + bias
 
 
 def silu(x):
@@ -189,7 +197,16 @@ class Pass:
             weight = self.file.tensor(name, layer)
         if weight is None:
             return x
-        return (layer_norm if self.file.architecture == "cohere2" else rms)(x, weight, self.eps)
+        if self.file.architecture in CENTRED:
+            return layer_norm(x, weight, self.eps, self.file.tensor(f"{name}.bias", layer))
+        return rms(x, weight, self.eps)
+
+    def turned(self, x, name, layer, dim, window):
+        """Rows of a projection by head, normed and turned, in whichever order."""
+        made = self.turn(self.heads(x, name, layer, dim), layer, window)
+        if self.file.architecture in HUNYUANS:
+            made = rms(made, self.file.tensor(f"{name}_norm.weight", layer), self.eps)
+        return made
 
     def turn(self, x, layer, window):
         file = self.file
@@ -203,6 +220,8 @@ class Pass:
     def heads(self, x, name, layer, dim):
         """Rows of a projection by head, normed where the file has a norm for them."""
         weight = self.file.tensor(f"{name}_norm.weight", layer)
+        if self.file.architecture in HUNYUANS:
+            return x.reshape(self.count, -1, dim)
         if self.file.architecture == "llama4":
             return rms(x.reshape(self.count, -1, dim), None, self.eps)
         if weight is not None and weight.shape[0] == x.shape[-1] != dim:
@@ -222,7 +241,7 @@ class Pass:
             v = linear(file, layer, "attn_v", h).reshape(self.count, -1, dim)
         if file.architecture in ("gemma3n", "gemma4"):
             v = rms(v, None, self.eps)
-        return self.turn(self.heads(k, "attn_k", layer, dim), layer, window), v
+        return self.turned(k, "attn_k", layer, dim, window), v
 
     def latent_attention(self, h, layer):
         """Heads made of latent rows, one by one."""
@@ -346,7 +365,7 @@ class Pass:
         gate = None
         if q.shape[1] == 2 * file["attention.head_count"] * dim:
             q, gate = (part.reshape(self.count, -1) for part in np.split(q.reshape(self.count, -1, 2 * dim), 2, axis=2))
-        q = self.turn(self.heads(q, "attn_q", layer, dim), layer, window)
+        q = self.turned(q, "attn_q", layer, dim, window)
         if (growth := file.get("attention.temperature_scale")) is not None:
             turned = np.floor(np.arange(self.count) / file["rope.scaling.original_context_length"])
             q = q * (1 + growth * np.log(1 + turned))[:, None, None]
@@ -367,8 +386,8 @@ class Pass:
         if file.tensor("ffn_gate_inp.weight", layer) is not None and file.architecture != "gemma4":
             return self.experts(h, layer)
         up = linear(file, layer, "ffn_up", h)
-        if file.architecture in NEMOTRONS:
-            return linear(file, layer, "ffn_down", np.maximum(up, 0) ** 2)
+        if (function := PLAIN.get(file.architecture)) is not None:
+            return linear(file, layer, "ffn_down", function(up))
         if file.tensor("ffn_gate.weight", layer) is None:
             gate, up = np.split(up, 2, axis=1)
         else:
@@ -402,7 +421,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "hunyuan-moe") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
@@ -459,10 +478,10 @@ class Pass:
             mixes = file.at("attention.head_count_kv", layer) or file.tensor("ssm_d", layer) is not None
             return x + (self.attention(h, layer) if mixes else self.feed_forward(h, layer))
         attended = self.attention(h, layer)
-        late = file.architecture in ("gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
+        late = file.architecture in ("seed_oss", "gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
         if not late:
             attended = self.norm(attended, "post_attention_norm", layer)
-        if file.architecture == "cohere2":
+        if file.architecture in ("cohere2", "command-r") or file.get("use_parallel_residual"):
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
         if file.architecture == "mamba2":

@@ -1,9 +1,29 @@
-"""Cohere 2: attention and feed-forward side by side, LayerNorm without bias, rotation only in windows."""
+"""Cohere 1 and 2: attention and feed-forward side by side, LayerNorm without bias; 2 rotates only in windows."""
 
 import gguf
-from transformers import Cohere2Config
+from transformers import Cohere2Config, CohereConfig
 
 from .fixture import SMALL, Fixture
+
+
+def command_r() -> Fixture:
+    """Rotation pairs neighbours in both forms, so nothing is permuted."""
+    config = CohereConfig(
+        **SMALL, architectures=["CohereForCausalLM"], hidden_size=16, intermediate_size=12, num_hidden_layers=2,
+        logit_scale=0.25, rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    )
+
+    def parameters(writer, config):
+        writer.add_logit_scale(config["logit_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        # Published ones say nothing of tied matrices.
+        del config["tie_word_embeddings"]
+        return config | {"rope_theta": rope["rope_theta"]}
+
+    return Fixture("command-r", config, 161, gguf.MODEL_ARCH.COMMAND_R, parameters, old_spelling=old_spelling)
 
 
 def cohere2() -> Fixture:

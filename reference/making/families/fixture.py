@@ -26,7 +26,7 @@ SMALL = {
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 TOKENS = SPECIAL + [chr(ord("A") + index) for index in range(VOCAB - len(SPECIAL) - 1)] + ["AB"]
 # Architectures whose conversion writes no rotation but what their own function says.
-SILENT_ROPE = ("gemma2", "phi3", "nemotron_h", "nemotron_h_moe")
+SILENT_ROPE = ("gemma2", "phi3", "nemotron_h", "nemotron_h_moe", "hunyuan-dense", "hunyuan-moe")
 Tensors = dict[str, np.ndarray]
 
 

@@ -1,8 +1,8 @@
-"""Gemma 2, 3, 3n and 4. Norms of 2 and 3 are stored less one in `hf/`, and whole in GGUF."""
+"""Gemma 1, 2, 3, 3n and 4. Norms of 1, 2 and 3 are stored less one in `hf/`, and whole in GGUF."""
 
 import gguf
 import numpy as np
-from transformers import Gemma2Config, Gemma3Config, Gemma3nTextConfig, Gemma3TextConfig, Gemma4TextConfig
+from transformers import GemmaConfig, Gemma2Config, Gemma3Config, Gemma3nTextConfig, Gemma3TextConfig, Gemma4TextConfig
 
 from .fixture import SMALL, VOCAB, Fixture, Tensors, each
 
@@ -16,6 +16,25 @@ def whole_norms(name: str, values: np.ndarray) -> np.ndarray:
 
 def alternating(count: int, full_every: int) -> list[str]:
     return ["full_attention" if (layer + 1) % full_every == 0 else "sliding_attention" for layer in range(count)]
+
+
+def gemma1() -> Fixture:
+    """Published folders say `gelu` for the approximation that it is computed with."""
+    config = GemmaConfig(
+        **SMALL, architectures=["GemmaForCausalLM"], hidden_size=16, intermediate_size=24, num_hidden_layers=2, head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    )
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        del config["use_bidirectional_attention"]
+        # Published ones say nothing of tied matrices.
+        del config["tie_word_embeddings"]
+        return config | {"rope_theta": rope["rope_theta"], "rope_scaling": None}
+
+    return Fixture(
+        "gemma", config, 160, gguf.MODEL_ARCH.GEMMA, convert=whole_norms, old_spelling=old_spelling, norm_center=0.0,
+    )
 
 
 def gemma2() -> Fixture:

@@ -1,8 +1,13 @@
-"""Llama whose gates are rectified, as ProSparse and TurboSparse are trained: most of them are exactly zero."""
+"""Llama whose gates are rectified, as ProSparse and TurboSparse are trained: most of them are exactly zero. And what is built like
+Llama but for a little: AFM, which has no gates, ERNIE 4.5, which turns neighbours, and Seed-OSS, which has biases."""
 
-from transformers import LlamaConfig
+import gguf
+from transformers import ArceeConfig, Ernie4_5Config, LlamaConfig, SeedOssConfig
 
-from .fixture import SMALL, Fixture
+from .fixture import SMALL, Fixture, permuted
+
+ROPE = {"rope_type": "default", "rope_theta": 100.0}
+SIZES = SMALL | {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 
 
 def llama_relu() -> Fixture:
@@ -13,3 +18,49 @@ def llama_relu() -> Fixture:
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
     )
     return Fixture("llama-relu", config, 152)
+
+
+def arcee() -> Fixture:
+    config = ArceeConfig(
+        **SIZES, architectures=["ArceeForCausalLM"], head_dim=8,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 4.0, "beta_slow": 0.5,
+        },
+    )
+
+    def parameters(writer, config):
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_rope_dimension_count(config["head_dim"])
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        return config | {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+
+    return Fixture(
+        "arcee", config, 163, gguf.MODEL_ARCH.ARCEE, parameters, permuted(4, 2), old_spelling=old_spelling,
+    )
+
+
+def ernie4_5() -> Fixture:
+    """Rotation pairs neighbours in both forms, so nothing is permuted."""
+    config = Ernie4_5Config(**SIZES, architectures=["Ernie4_5ForCausalLM"], head_dim=8, rope_parameters=ROPE)
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        return config | {"rope_theta": rope["rope_theta"], "rope_scaling": None}
+
+    return Fixture("ernie4-5", config, 164, gguf.MODEL_ARCH.ERNIE4_5, old_spelling=old_spelling)
+
+
+def seed_oss() -> Fixture:
+    config = SeedOssConfig(
+        **SIZES, architectures=["SeedOssForCausalLM"], head_dim=8, attention_dropout=0.0, residual_dropout=0.0,
+        rope_parameters=ROPE,
+    )
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        return config | {"rope_theta": rope["rope_theta"], "rope_scaling": {"rope_type": "default"}}
+
+    return Fixture("seed-oss", config, 165, gguf.MODEL_ARCH.SEED_OSS, old_spelling=old_spelling)

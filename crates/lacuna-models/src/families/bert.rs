@@ -1,14 +1,13 @@
 //! BERT as an encoder of texts (MiniLM, BGE, E5, GTE) or of pairs of them: learned positions, norms of the
 //! residual stream itself, attention to the whole text, pooled rows.
 
-use super::decoder::decoder;
+use super::decoder::{decoder, without_gates};
 use super::encoder::{activation, expect_encoder, give_biases, pooled, see_both_sides};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Dense, FeedForward, LearnedInput, LearnedPositions, ModelSpec, Norms, OutputSpec,
-    Plain,
+    Activation, Dense, LearnedInput, LearnedPositions, ModelSpec, Norms, OutputSpec,
 };
 
 pub(crate) const FAMILY: Family = Family {
@@ -80,14 +79,8 @@ pub(super) fn bert(facts: &Facts<'_>, first_position: usize) -> Result<ModelSpec
     for layer in &mut spec.layers {
         layer.norms = Norms::AfterSum;
         layer.attention_mut().rope = None;
-        if let Some(block) = layer.feed_forward.gated_mut() {
-            layer.feed_forward = FeedForward::Plain(Plain {
-                inner: block.inner,
-                activation,
-                biases: true,
-            });
-        }
     }
+    without_gates(&mut spec, activation, true);
     let classifier = Dense {
         activation: Some(Activation::Tanh),
         ..Dense::plain(spec.hidden)

@@ -7,7 +7,7 @@ use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm,
-    NormKind, OutputMatrix, OutputSpec,
+    NormKind, OutputMatrix, OutputSpec, Plain,
 };
 
 /// Inner width of feed-forward blocks.
@@ -101,7 +101,7 @@ pub(crate) const LAYERS_READ: usize = 4097;
 pub(crate) fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
     let other = Key::new(
         "attention.layer_norm_epsilon",
-        "layer_norm_eps|layer_norm_epsilon",
+        "layer_norm_eps|layer_norm_epsilon|norm_epsilon",
     );
     match facts.get(other)? {
         Some(epsilon) => Ok(epsilon),
@@ -124,6 +124,19 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
             feature: format!("hidden_act `{other}`"),
             supported: "silu, gelu, gelu_pytorch_tanh, relu and relu2 are",
         }),
+    }
+}
+
+/// Makes feed-forward blocks of two products, with `activation` between them.
+pub(crate) fn without_gates(spec: &mut ModelSpec, activation: Activation, biases: bool) {
+    for layer in &mut spec.layers {
+        if let Some(block) = layer.feed_forward.gated_mut() {
+            layer.feed_forward = FeedForward::Plain(Plain {
+                inner: block.inner,
+                activation,
+                biases,
+            });
+        }
     }
 }
 

@@ -794,7 +794,9 @@ impl<'a> Facts<'a> {
         let theta = reader.optional("rope_theta")?.or(older);
         let part = match reader.optional("partial_rotary_factor")? {
             Some(part) => Some(part),
-            None => self.get::<f64>(Key::huggingface("partial_rotary_factor"))?,
+            None => self.get::<f64>(Key::huggingface(
+                "partial_rotary_factor|rope_pct|rope_percent",
+            ))?,
         };
         let scaling = reader.scaling(self)?;
         let dimensions = match (&scaling, part) {
@@ -802,10 +804,11 @@ impl<'a> Facts<'a> {
             (RopeScaling::Proportional { .. }, _) | (_, None) => head_dim,
             (_, Some(part)) => (head_dim as f64 * part) as usize,
         };
+        let theta = theta.unwrap_or(DEFAULT_THETA);
         Ok(Rope {
             style: RopeStyle::HalfSplit,
             dimensions,
-            theta: theta.unwrap_or(DEFAULT_THETA),
+            theta: reader.stretched(theta, dimensions)?,
             scaling,
             file_factors: false,
             axes: RopeAxes::One,
@@ -892,6 +895,8 @@ impl RopeReader<'_> {
             Some("proportional") => Ok(RopeScaling::Proportional {
                 fraction: self.optional("partial_rotary_factor")?.unwrap_or(1.0),
             }),
+            // Its base is another, and that is all.
+            Some("dynamic") if self.alpha()?.is_some() => Ok(RopeScaling::None),
             Some(other) => Err(wrong(
                 self.path,
                 self.field,
@@ -899,6 +904,23 @@ impl RopeReader<'_> {
                 "type default, linear, llama3, yarn, longrope or proportional",
             )),
         }
+    }
+
+    /// By how much frequencies are stretched where `dynamic` does not mean that it depends on the text (Hunyuan).
+    fn alpha(&self) -> Result<Option<f64>, ConfigError> {
+        let kind: Option<String> = json(self.path, self.map, "rope_type|type")?;
+        match kind.as_deref() {
+            // A zero says that there is none.
+            Some("dynamic") => Ok(self.optional("alpha")?.filter(|alpha| *alpha != 0.0)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The rotary base so stretched that the slowest pair turns `alpha` times as slowly and the fastest as ever.
+    fn stretched(&self, theta: f64, dimensions: usize) -> Result<f64, ConfigError> {
+        let turned = dimensions as f64;
+        let alpha = self.alpha()?;
+        Ok(alpha.map_or(theta, |alpha| theta * alpha.powf(turned / (turned - 2.0))))
     }
 
     /// The context the model was trained on before frequencies were stretched.

@@ -218,13 +218,15 @@ impl Stream<'_> {
         ];
         for (slot, part, heads) in parts {
             let Some(slot) = slot else { continue };
-            if let Some(kind) = attention.qk_norm {
+            let norm = attention.qk_norm.map(|kind| {
                 let (groups, width) = match kind {
-                    QkNorm::PerHead | QkNorm::Unweighted => (heads, attention.head_dim),
+                    QkNorm::PerHead | QkNorm::Turned | QkNorm::Unweighted => {
+                        (heads, attention.head_dim)
+                    }
                     QkNorm::Whole => (1, heads * attention.head_dim),
                 };
                 let weight = (kind != QkNorm::Unweighted).then(|| program.vector(part, width));
-                program.push(Op::Norm {
+                Op::Norm {
                     norm: self.spec.norm,
                     weight,
                     input: slot,
@@ -232,18 +234,24 @@ impl Stream<'_> {
                     rows: Rows::Tokens,
                     groups,
                     width,
-                });
-            }
-            if let Some(rope) = attention.rope {
-                program.push(Op::Rotate {
-                    heads_of: slot,
-                    table: self.rotations[rope],
-                    heads,
-                    head_dim: attention.head_dim,
-                    dimensions: self.spec.ropes[rope].dimensions,
-                    style: self.spec.ropes[rope].style,
-                });
-            }
+                }
+            });
+            let rotation = attention.rope.map(|rope| Op::Rotate {
+                heads_of: slot,
+                table: self.rotations[rope],
+                heads,
+                head_dim: attention.head_dim,
+                dimensions: self.spec.ropes[rope].dimensions,
+                style: self.spec.ropes[rope].style,
+            });
+            let steps = match attention.qk_norm {
+                Some(QkNorm::Turned) => [rotation, norm],
+                _ => [norm, rotation],
+            };
+            steps
+                .into_iter()
+                .flatten()
+                .for_each(|step| program.push(step));
         }
         if let Some(temperature) = attention.temperature {
             let factors = program.values("query-factors", Rows::Tokens, 1);

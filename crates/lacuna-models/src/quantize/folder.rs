@@ -311,7 +311,7 @@ impl Reader<'_> {
         let [own, name] = self.names(spec.name, spec.suffix);
         let tensor = self.tensors.require(&own)?;
         let mut values = values(&tensor);
-        if spec.name.part.ends_with("norm") {
+        if spec.name.part.ends_with("norm") && spec.suffix != "bias" {
             let offset = self.description.family.naming.norm_offset;
             values.iter_mut().for_each(|value| *value += offset);
         }

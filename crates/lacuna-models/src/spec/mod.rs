@@ -265,7 +265,7 @@ pub struct Attention {
     pub mask: Mask,
     /// Which of [`ModelSpec::ropes`] turns queries and keys; `None`: positions are not encoded.
     pub rope: Option<usize>,
-    /// Norms of queries and keys before rotation.
+    /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Whether each head of values is normed, without weights.
     pub value_norm: bool,
@@ -330,11 +330,13 @@ impl QueryTemperature {
     }
 }
 
-/// How queries and keys are normed.
+/// How queries and keys are normed, before positions turn them where nothing else is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by itself, all with the same weights.
     PerHead,
+    /// The same once positions have turned them, which weights are not indifferent to.
+    Turned,
     /// All heads of a token together.
     Whole,
     /// Each head by itself, without weights.

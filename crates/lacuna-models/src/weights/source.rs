@@ -547,6 +547,8 @@ impl<'a> Source<'a> {
                 let is_norm = name.part.ends_with("norm") && !name.part.starts_with("ssm");
                 // A head's are as its own family has them.
                 let is_norm = is_norm && !self.full(name, suffix).starts_with(heads::PREFIX);
+                // What is added is no weight.
+                let is_norm = is_norm && suffix != "bias";
                 if huggingface && offset != 0.0 && is_norm {
                     values.iter_mut().for_each(|value| *value += offset);
                 }
