@@ -255,6 +255,7 @@ fn lacking(op: &Op) -> Option<String> {
         | Op::Multiply { .. }
         | Op::Scale { .. }
         | Op::ScalePart { .. }
+        | Op::ScaleHeads { .. }
         | Op::SoftCap { .. }
         | Op::MatchMagnitude { .. }
         | Op::KeepOutliers { .. }

@@ -104,6 +104,21 @@ impl<'a> Pass<'a> {
                 let count = self.rows(rows) * width;
                 self.elements(operation, [values; 2], count, constants)
             }
+            Op::ScaleHeads {
+                values,
+                factors,
+                heads,
+                head_dim,
+            } => {
+                let constants = Elementwise {
+                    width: number(head_dim),
+                    factors: self.word(factors),
+                    stride: 1,
+                    ..none
+                };
+                let count = self.size.tokens * heads * head_dim;
+                self.elements(Elements::ScaleRows, [values; 2], count, constants)
+            }
             Op::ScalePart {
                 values,
                 width,

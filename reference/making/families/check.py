@@ -172,7 +172,9 @@ def windowed(file: File, layer: int) -> bool:
         return False
     if file.architecture == "phi3":
         return True
-    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "afmoe": 4}.get(file.architecture))
+    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "afmoe": 4, "mellum": 4}.get(file.architecture))
+    if file.architecture == "laguna":
+        return layer % 4 > 0
     return pattern[layer] if isinstance(pattern, list) else layer % pattern < pattern - 1
 
 
@@ -356,14 +358,15 @@ class Pass:
     def rows_attention(self, h, layer):
         file, window = self.file, windowed(self.file, layer)
         ending = "_swa" if window and file.get("attention.key_length_swa") else ""
-        dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // file["attention.head_count"])
+        heads = file.at("attention.head_count", layer)
+        dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // heads)
         fused = None
         if file.tensor("attn_qkv.weight", layer) is not None:
-            rows = [file["attention.head_count"] * dim] + 2 * [file["attention.head_count_kv"] * dim]
+            rows = [heads * dim] + 2 * [file["attention.head_count_kv"] * dim]
             fused = np.split(linear(file, layer, "attn_qkv", h), np.cumsum(rows)[:2], axis=1)
         q = linear(file, layer, "attn_q", h) if fused is None else fused[0]
         gate = None
-        if q.shape[1] == 2 * file["attention.head_count"] * dim:
+        if q.shape[1] == 2 * heads * dim:
             q, gate = (part.reshape(self.count, -1) for part in np.split(q.reshape(self.count, -1, 2 * dim), 2, axis=2))
         q = self.turned(q, "attn_q", layer, dim, window)
         if (growth := file.get("attention.temperature_scale")) is not None:
@@ -378,7 +381,9 @@ class Pass:
         if file.tensor("attn_gate.weight", layer) is not None:
             gate = linear(file, layer, "attn_gate", h)
         if gate is not None:
-            made = made / (1 + np.exp(-gate))
+            made = made.reshape(self.count, gate.shape[1], -1)
+            made = made * (np.log1p(np.exp(gate)) if file.architecture == "laguna" else 1 / (1 + np.exp(-gate)))[:, :, None]
+            made = made.reshape(self.count, -1)
         return linear(file, layer, "attn_output", made)
 
     def feed_forward(self, h, layer):
@@ -421,7 +426,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "hunyuan-moe") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "hunyuan-moe", "mellum") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:

@@ -5,7 +5,8 @@ import re
 import gguf
 import numpy as np
 from transformers import (
-    AfmoeConfig, Ernie4_5_MoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, MixtralConfig, OlmoeConfig,
+    AfmoeConfig, Ernie4_5_MoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, LagunaConfig, MellumConfig,
+    MixtralConfig, OlmoeConfig,
     Qwen2MoeConfig, Qwen3MoeConfig,
 )
 
@@ -254,4 +255,82 @@ def afmoe() -> Fixture:
     return Fixture("afmoe", config, 148, gguf.MODEL_ARCH.AFMOE, parameters, convert)
 
 
-FIXTURES = [afmoe, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, ernie4_5_moe, glm4_moe]
+def laguna_of(name: str, seed: int, gating: bool | str) -> Fixture:
+    """The first of four layers sees everything, has fewer heads, and turns half of each by YaRN. Published tensors are called
+    otherwise than transformers calls them."""
+    config = LagunaConfig(
+        **SIZES | {"num_hidden_layers": 5}, architectures=["LagunaForCausalLM"], head_dim=8, num_experts=EXPERTS,
+        num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=8, sliding_window=8, gating=gating,
+        layer_types=[("sliding" if layer % 4 else "full") + "_attention" for layer in range(5)],
+        num_attention_heads_per_layer=[6 if layer % 4 else 4 for layer in range(5)], moe_routed_scaling_factor=2.5,
+        mlp_layer_types=["dense"] + ["sparse"] * 4,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.1386294361119891, "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 1.0},
+        },
+    )
+
+    def parameters(writer, config):
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_head_count(config["num_attention_heads_per_layer"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(config["moe_routed_scaling_factor"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_leading_dense_block_count(1)
+        writer.add_rope_dimension_count(config["head_dim"] // 2)
+        writer.add_rope_dimension_count_swa(config["head_dim"])
+
+    def convert(tensors):
+        made = {}
+        for name, values in stacked(tensors).items():
+            layer = name.split("layers.")[-1].split(".")[0]
+            if name.endswith("g_proj.weight"):
+                name = f"blk.{layer}.attn_gate.weight"
+            if "e_score_correction_bias" in name:
+                name = f"blk.{layer}.exp_probs_b.bias"
+            made[name.replace("shared_expert.", "shared_experts.")] = values
+        return made
+
+    return Fixture(name, config, seed, gguf.MODEL_ARCH.DOTS1, parameters, convert, called="laguna")
+
+
+def laguna() -> Fixture:
+    return laguna_of("laguna", 190, True)
+
+
+def laguna_elements() -> Fixture:
+    return laguna_of("laguna-elements", 191, "per-element")
+
+
+def mellum() -> Fixture:
+    """The last of four layers sees everything and turns by YaRN, the others plainly."""
+    config = MellumConfig(
+        **SIZES | {"num_hidden_layers": 4}, architectures=["MellumForCausalLM"], head_dim=8, num_experts=EXPERTS,
+        num_experts_per_tok=3, moe_intermediate_size=12, sliding_window=8,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "beta_fast": 4.0, "beta_slow": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    )
+
+    def parameters(writer, config):
+        add_experts(writer, config)
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+    return Fixture("mellum", config, 192, gguf.MODEL_ARCH.QWEN3MOE, parameters, stacked, called="mellum")
+
+
+FIXTURES = [afmoe, laguna, laguna_elements, mellum, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, ernie4_5_moe, glm4_moe]

@@ -2,7 +2,7 @@
 Llama but for a little: AFM, which has no gates, ERNIE 4.5, which turns neighbours, and Seed-OSS, which has biases."""
 
 import gguf
-from transformers import ArceeConfig, Ernie4_5Config, LlamaConfig, SeedOssConfig
+from transformers import ArceeConfig, Ernie4_5Config, LlamaConfig, MinistralConfig, SeedOssConfig
 
 from .fixture import SMALL, Fixture, permuted
 
@@ -64,3 +64,12 @@ def seed_oss() -> Fixture:
         return config | {"rope_theta": rope["rope_theta"], "rope_scaling": {"rope_type": "default"}}
 
     return Fixture("seed-oss", config, 165, gguf.MODEL_ARCH.SEED_OSS, old_spelling=old_spelling)
+
+
+def ministral() -> Fixture:
+    """Some layers have a window, which the converter drops."""
+    config = MinistralConfig(
+        **SIZES, architectures=["MinistralForCausalLM"], head_dim=8, sliding_window=8,
+        layer_types=["full_attention", "sliding_attention"], rope_parameters=ROPE,
+    )
+    return Fixture("ministral", config, 166)

@@ -504,7 +504,7 @@ impl Cpu {
     }
 
     /// Multiplies each row of `x`, `[factors.len(), width]`, by its factor: a temperature of each
-    /// query.
+    /// query, or a gate of each head.
     ///
     /// # Panics
     /// When `x` has another size.

@@ -6,7 +6,7 @@ use super::experts::{give_experts, sigmoid_experts};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Gate, ModelSpec, Norms, QkNorm};
+use crate::spec::{Activation, Gate, ModelSpec, Norms, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "afmoe",
@@ -43,7 +43,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         let attention = layer.attention_mut();
         attention.rope = windowed.then_some(0);
         attention.qk_norm = Some(QkNorm::PerHead);
-        attention.gate = Gate::Apart;
+        attention.gate = Gate::Apart(Activation::Sigmoid);
         layer.norms = Norms::Both;
     }
     let supported = "experts scored by sigmoids are";

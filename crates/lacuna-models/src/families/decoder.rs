@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::experts;
-use super::facts::{Facts, Key};
+use super::facts::{Facts, Key, PerLayer};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm,
@@ -33,8 +33,12 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden = facts.required(Key::new("embedding_length", "hidden_size|n_embd"))?;
     let count = facts.layers()?.min(LAYERS_READ);
-    let heads = Key::new("attention.head_count", "num_attention_heads|n_head");
-    let query_heads = facts.required(heads)?;
+    let heads = Key::new(
+        "attention.head_count",
+        "num_attention_heads_per_layer|num_attention_heads|n_head",
+    );
+    let query_heads: PerLayer<usize> = facts.required(heads)?;
+    let query_heads = query_heads.of(count, "attention.head_count")?;
     let kv_heads = facts.per_layer(
         Key::new("attention.head_count_kv", "num_key_value_heads"),
         count,
@@ -45,19 +49,22 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         "head_dim|attention_head_dim",
     ))? {
         Some(size) => size,
-        None => usize::checked_div(hidden, query_heads).unwrap_or(0),
+        None => {
+            let heads = query_heads.first().copied().unwrap_or(0);
+            usize::checked_div(hidden, heads).unwrap_or(0)
+        }
     };
     let activation = activation(facts)?;
     let layer = LayerSpec::usual(
-        Attention::usual(query_heads, head_dim),
+        Attention::usual(0, head_dim),
         FeedForward::Gated(Gated::usual(0, activation)),
     );
     let [full, _] = facts.ropes(head_dim, head_dim)?;
     let mut layers = vec![layer; count];
     for (index, layer) in layers.iter_mut().enumerate() {
-        if let Some(kv_heads) = &kv_heads {
-            layer.attention_mut().kv_heads = kv_heads[index];
-        }
+        let attention = layer.attention_mut();
+        attention.query_heads = query_heads[index];
+        attention.kv_heads = kv_heads.as_ref().unwrap_or(&query_heads)[index];
         let inner = match &inner {
             Some(inner) => inner[index],
             // Files of models all of whose layers have experts may say no other width than theirs.
@@ -125,6 +132,27 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
             supported: "silu, gelu, gelu_pytorch_tanh, relu and relu2 are",
         }),
     }
+}
+
+/// Turns layers without a window by the file's first rotation and those with one by its second, which is never
+/// stretched, and has the base of the first where a file has one.
+pub(crate) fn turn_by_windows(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+    head_dim: usize,
+) -> Result<(), ConfigError> {
+    let [full, mut windowed] = facts.ropes(head_dim, head_dim)?;
+    // What GGUF files say nothing of is the same in all layers; in Gemma's it is not.
+    let theta: Option<f64> = facts.get(Key::gguf("rope.freq_base_swa"))?;
+    if facts.is_gguf() && theta.is_none() {
+        windowed.theta = full.theta;
+    }
+    spec.ropes = vec![full, windowed];
+    for layer in &mut spec.layers {
+        let full = layer.mask() == Some(Mask::Causal);
+        layer.attention_mut().rope = Some(usize::from(!full));
+    }
+    Ok(())
 }
 
 /// Makes feed-forward blocks of two products, with `activation` between them.

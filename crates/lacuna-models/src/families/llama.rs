@@ -1,4 +1,4 @@
-//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi, and Mixtral, whose
+//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, Ministral 8B, SmolLM 2, Yi, and Mixtral, whose
 //! GGUF files say that they are Llama with experts, and the decoders of Idefics 3, SmolVLM and Pixtral.
 
 use lacuna_kernels::RopeStyle;
@@ -15,6 +15,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &[
         "LlamaForCausalLM",
         "MistralForCausalLM",
+        "MinistralForCausalLM",
         "MixtralForCausalLM",
         "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration",

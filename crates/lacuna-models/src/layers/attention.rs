@@ -61,20 +61,44 @@ impl Stream<'_> {
     ) {
         self.rotate(attention, heads, program);
         let attended = self.attend(index, attention, heads, program);
-        let attended = match heads.gate {
-            None => attended,
-            Some(gate) => {
-                program.push(Op::Activate {
-                    gating: Gating::Product(Activation::Sigmoid),
-                    gate,
-                    up: attended,
-                    width: attention.query_width(),
-                });
-                gate
-            }
-        };
+        let attended = self.gated_heads(attention, heads, attended, program);
         let width = attention.query_width();
         self.attention_output(layer, attention, (attended, width), program);
+    }
+
+    /// What goes on of `attended`, `[tokens, query_heads, head_dim]`, in its slot or that of gates.
+    fn gated_heads(
+        &self,
+        attention: &Attention,
+        heads: &Heads,
+        attended: Slot,
+        program: &mut Builder,
+    ) -> Slot {
+        let (Some(gate), Some(function)) = (heads.gate, gate_function(attention.gate)) else {
+            return attended;
+        };
+        if let Gate::PerHead(_) = attention.gate {
+            program.push(Op::Apply {
+                function,
+                values: gate,
+                rows: Rows::Tokens,
+                width: attention.query_heads,
+            });
+            program.push(Op::ScaleHeads {
+                values: attended,
+                factors: gate,
+                heads: attention.query_heads,
+                head_dim: attention.head_dim,
+            });
+            return attended;
+        }
+        program.push(Op::Activate {
+            gating: Gating::Product(function),
+            gate,
+            up: attended,
+            width: attention.query_width(),
+        });
+        gate
     }
 
     /// Attention over rows that are kept, or over those of the pass itself where none are.
@@ -179,14 +203,18 @@ impl Stream<'_> {
         let (queries, keys) = (attention.query_width(), attention.kv_width());
         let bias = required_if(attention.biases.projections);
         let query = program.values("query", Rows::Tokens, queries);
+        let gates = match attention.gate {
+            Gate::PerHead(_) => attention.query_heads,
+            Gate::None | Gate::Apart(_) | Gate::InQueries => queries,
+        };
         let gate = (attention.gate != Gate::None)
-            .then(|| program.values("attention-gate", Rows::Tokens, queries));
+            .then(|| program.values("attention-gate", Rows::Tokens, gates));
         let (rows, made) = match attention.gate {
             Gate::InQueries => {
                 let both = program.values("query-gate", Rows::Tokens, 2 * queries);
                 (2 * queries, both)
             }
-            Gate::None | Gate::Apart => (queries, query),
+            Gate::None | Gate::Apart(_) | Gate::PerHead(_) => (queries, query),
         };
         let mut outputs = vec![(program.matrix("attn_q", rows, width, bias), made)];
         let rows = attention.shares.is_none().then(|| {
@@ -198,8 +226,8 @@ impl Stream<'_> {
             }
             KeyValue { key, value }
         });
-        if let (Gate::Apart, Some(gate)) = (attention.gate, gate) {
-            let matrix = program.matrix("attn_gate", queries, width, Bias::IfPresent);
+        if let (Gate::Apart(_) | Gate::PerHead(_), Some(gate)) = (attention.gate, gate) {
+            let matrix = program.matrix("attn_gate", gates, width, Bias::IfPresent);
             outputs.push((matrix, gate));
         }
         (Heads { query, rows, gate }, outputs)
@@ -313,6 +341,15 @@ impl Stream<'_> {
         }
         self.add(layer.residual_scale.attention, output, program);
         self.norm_sum(layer, "attn_output_norm", program);
+    }
+}
+
+/// What gates are made of products by, where there are some.
+fn gate_function(gate: Gate) -> Option<Activation> {
+    match gate {
+        Gate::None => None,
+        Gate::Apart(function) | Gate::PerHead(function) => Some(function),
+        Gate::InQueries => Some(Activation::Sigmoid),
     }
 }
 

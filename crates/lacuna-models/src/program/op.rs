@@ -464,6 +464,17 @@ pub enum Op {
         /// What they are multiplied by.
         factor: Factor,
     },
+    /// Each head multiplied by a number of its own.
+    ScaleHeads {
+        /// `[tokens, heads, head_dim]`
+        values: Slot,
+        /// `[tokens, heads]`
+        factors: Slot,
+        /// How many a token has.
+        heads: usize,
+        /// Elements of each.
+        head_dim: usize,
+    },
     /// Queries multiplied by what their positions say.
     Temperature {
         /// `[tokens, width]`
@@ -700,7 +711,12 @@ impl Op {
             Self::AddScaledRows {
                 to, from, factors, ..
             } => vec![(*to, Read), (*from, Read), (*factors, Read)],
-            Self::MatchMagnitude { values, like, .. } => vec![(*values, Read), (*like, Read)],
+            Self::MatchMagnitude { values, like, .. }
+            | Self::ScaleHeads {
+                values,
+                factors: like,
+                ..
+            } => vec![(*values, Read), (*like, Read)],
             Self::Apply { values, .. }
             | Self::Normalize { values, .. }
             | Self::KeepOutliers { values, .. }

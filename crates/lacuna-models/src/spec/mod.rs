@@ -289,16 +289,17 @@ pub struct Attention {
     pub latent: Option<Latent>,
 }
 
-/// Whether what is attended is multiplied, element by element, by a sigmoid of a product with the
-/// layer's input, and where that product's matrix is.
+/// What attended elements are multiplied by before they go on: a function of a product with the layer's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// It is not.
+    /// Nothing.
     None,
-    /// A matrix of its own.
-    Apart,
-    /// That of queries: of each head first the queries, then the gate.
+    /// Each by its own, by a matrix of its own.
+    Apart(Activation),
+    /// Each by its own, a sigmoid, by the matrix of queries: of each head first the queries, then the gate.
     InQueries,
+    /// All of a head by one, by a matrix of its own.
+    PerHead(Activation),
 }
 
 /// What values are made of.

@@ -148,6 +148,7 @@ impl Pass<'_, '_> {
             | Op::AddScaledRows { .. }
             | Op::MatchMagnitude { .. }
             | Op::Scale { .. }
+            | Op::ScaleHeads { .. }
             | Op::SoftCap { .. }
             | Op::Columns { .. } => self.row_op(op),
             Op::Return { .. } => {}

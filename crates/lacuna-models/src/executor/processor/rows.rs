@@ -40,6 +40,17 @@ impl Pass<'_, '_> {
                 let (to, by) = self.pair(to, by, Rows::Tokens, width);
                 cpu.multiply(to, by);
             }
+            Op::ScaleHeads {
+                values,
+                factors,
+                heads,
+                head_dim,
+            } => {
+                let tokens = self.rows(Rows::Tokens);
+                let [values, factors] = self.scratch.slots([values, factors]);
+                let values = first(values, tokens * heads * head_dim);
+                cpu.scale_rows(values, first(factors, tokens * heads), head_dim);
+            }
             Op::Apply {
                 function,
                 values,
