@@ -19,13 +19,13 @@ LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
 NEIGHBOURS = (
     "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4",
-    "arcee", "chatglm", "command-r", "ernie4_5",
+    "arcee", "chatglm", "command-r", "ernie4_5", "internlm2", "minicpm",
 )  # pairs 2i, 2i + 1
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")  # their feed-forward blocks have no gates and their layers are one thing each
 # Feed-forward blocks of these have no gates.
-PLAIN = {"starcoder2": lambda x: gelu(x)} | {name: lambda x: np.maximum(x, 0) ** 2 for name in (*NEMOTRONS, "arcee", "nemotron")}
-CENTRED = ("cohere2", "command-r", "nemotron", "stablelm", "starcoder2")  # norms take the mean off
+PLAIN = {name: lambda x: gelu(x) for name in ("phi2", "starcoder2")} | {name: lambda x: np.maximum(x, 0) ** 2 for name in (*NEMOTRONS, "arcee", "nemotron")}
+CENTRED = ("cohere2", "command-r", "phi2", "nemotron", "stablelm", "starcoder2")  # norms take the mean off
 HUNYUANS = ("hunyuan-dense", "hunyuan-moe")  # norm heads once they are turned
 
 
@@ -486,7 +486,7 @@ class Pass:
         late = file.architecture in ("seed_oss", "gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
         if not late:
             attended = self.norm(attended, "post_attention_norm", layer)
-        if file.architecture in ("cohere2", "command-r") or file.get("use_parallel_residual"):
+        if file.architecture in ("cohere2", "command-r", "phi2") or file.get("use_parallel_residual"):
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
         if file.architecture == "mamba2":
@@ -560,8 +560,10 @@ class Pass:
         output = file.tensor("token_embd.weight") if output is None else output
         last = "token_embd_norm" if file.architecture in ("lfm2", "lfm2moe") else "output_norm"
         made = self.norm(self.hidden(tokens), last) @ output.T
+        bias = file.tensor("output.bias")
+        made = made if bias is None else made + bias
         scale = file.get("logit_scale", 1.0)
-        made = made / scale if file.architecture in ("granite", "granitemoe", "granitehybrid") else made * scale
+        made = made / scale if file.architecture in ("granite", "granitemoe", "granitehybrid", "minicpm") else made * scale
         return cap(made, file.get("final_logit_softcapping"))
 
 

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from .. import bpe, models
 
@@ -43,6 +43,9 @@ class Fixture:
     extra: Tensors = dataclasses.field(default_factory=dict)  # GGUF tensors that no Hugging Face tensor becomes
     # `parameters` and `convert` of `model-older.gguf`, where older converters wrote another file.
     older: tuple[Callable[[gguf.GGUFWriter, dict], None], Callable[[Tensors], Tensors]] | None = None
+    # Where transformers has no such model: `config` is of one that computes the same, and this makes of it, and of its tensors,
+    # what `hf/` holds.
+    own_form: Callable[[dict, Tensors], tuple[dict, Tensors]] | None = None
     says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
     norm_center: float = 1.0  # 0 where the computation adds 1
@@ -157,6 +160,15 @@ def write_old_spelling(folder: pathlib.Path, fixture: Fixture, about: dict, expe
         shutil.copy(at / "config.json", scratch)
         again = models.logits(load(fixture, pathlib.Path(scratch)), about["tokens"])[about["rows"]]
     assert np.array_equal(again, expected), f"{fixture.name}: spellings differ"
+
+
+def write_own_form(folder: pathlib.Path, fixture: Fixture) -> None:
+    config, tensors = fixture.own_form(
+        json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"),
+    )
+    models.write_json(folder / "config.json", config)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
 
 
 # --- GGUF ------------------------------------------------------------------------------------
@@ -321,3 +333,5 @@ def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
     if fixture.old_spelling is not None:
         write_old_spelling(folder, fixture, about, logits)
+    if fixture.own_form is not None:
+        write_own_form(folder / "hf", fixture)

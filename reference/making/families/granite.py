@@ -1,4 +1,4 @@
-"""Granite without experts: four multipliers."""
+"""Granite without experts: four multipliers. And MiniCPM, which says three of them in other numbers."""
 
 import gguf
 from transformers import GraniteConfig
@@ -26,4 +26,31 @@ def granite() -> Fixture:
 
     return Fixture(
         "granite", config, 114, gguf.MODEL_ARCH.GRANITE, parameters, permuted(4, 2), old_spelling=old_spelling
+    )
+
+
+def minicpm() -> Fixture:
+    """transformers has no MiniCPM: it computes what Granite does. The converter writes what its numbers come to."""
+    layers, width, base, depth = 2, 32, 64, 1.4
+    config = GraniteConfig(
+        **SMALL, architectures=["GraniteForCausalLM"], hidden_size=width, intermediate_size=24, num_hidden_layers=layers,
+        embedding_multiplier=2.0, residual_multiplier=depth / layers**0.5, attention_multiplier=(width // 4) ** -0.5,
+        logits_scaling=width / base, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+
+    def parameters(writer, config):
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+    def own_form(config, tensors):
+        for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "tie_word_embeddings"):
+            del config[name]
+        return config | {
+            "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 2, "scale_depth": depth,
+            "dim_model_base": base, "rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": None,
+        }, tensors
+
+    return Fixture(
+        "minicpm", config, 198, gguf.MODEL_ARCH.MINICPM, parameters, permuted(4, 2), own_form=own_form,
     )

@@ -1,7 +1,8 @@
 """Llama whose gates are rectified, as ProSparse and TurboSparse are trained: most of them are exactly zero. And what is built like
-Llama but for a little: AFM, which has no gates, ERNIE 4.5, which turns neighbours, and Seed-OSS, which has biases."""
+Llama but for a little: AFM, which has no gates, ERNIE 4.5, which turns neighbours, Seed-OSS, which has biases, and others under names of their own."""
 
 import gguf
+import numpy as np
 from transformers import ArceeConfig, Ernie4_5Config, LlamaConfig, MinistralConfig, SeedOssConfig
 
 from .fixture import SMALL, Fixture, permuted
@@ -73,3 +74,58 @@ def ministral() -> Fixture:
         layer_types=["full_attention", "sliding_attention"], rope_parameters=ROPE,
     )
     return Fixture("ministral", config, 166)
+
+
+# --- Models whose own code is not part of transformers ---------------------------------------
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+EXAONE_NAMES = {
+    "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
+    "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn.attention", "o_proj": "out_proj",
+    "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj",
+}
+
+
+def llama3_factors(rope: dict, dim: int) -> np.ndarray:
+    """What frequencies are divided by, as the converter writes it."""
+    turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim) / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def exaone3() -> Fixture:
+    """Llama with other names of everything."""
+    config = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], rope_parameters=LLAMA3)
+
+    def own_form(config, tensors):
+        rope = config.pop("rope_parameters")
+        config |= {
+            "architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "activation_function": config.pop("hidden_act"),
+            "num_layers": config.pop("num_hidden_layers"), "layer_norm_epsilon": config.pop("rms_norm_eps"),
+            "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope,
+        }
+
+        def renamed(name):
+            for theirs, own in EXAONE_NAMES.items():
+                name = name.replace(theirs, own)
+            return name
+
+        return config, {renamed(name): values for name, values in tensors.items()}
+
+    def parameters(writer, config):
+        writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+
+    return Fixture(
+        "exaone3", config, 167, gguf.MODEL_ARCH.EXAONE, parameters, own_form=own_form,
+        extra={"rope_freqs.weight": llama3_factors(LLAMA3, 4)},
+    )
+
+
+def internlm2() -> Fixture:
+    """`hf/` is the Llama that computes the same."""
+    config = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], rope_parameters=ROPE)
+    return Fixture("internlm2", config, 168, gguf.MODEL_ARCH.INTERNLM2, convert=permuted(4, 2))

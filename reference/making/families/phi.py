@@ -1,8 +1,8 @@
-"""Phi-3 with longrope, a window and partial rotation; Phi-4 with none of them."""
+"""Phi-3 with longrope, a window and partial rotation; Phi-4 with none of them; Phi-2, which is of another kind."""
 
 import gguf
 import numpy as np
-from transformers import Phi3Config
+from transformers import Phi3Config, PhiConfig
 
 from .fixture import SMALL, Fixture
 
@@ -71,3 +71,23 @@ def phi4() -> Fixture:
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     )
     return Fixture("phi4", config, 110, gguf.MODEL_ARCH.PHI3, phi_parameters)
+
+
+def phi2() -> Fixture:
+    """Logits have a bias."""
+    config = PhiConfig(
+        **SMALL, architectures=["PhiForCausalLM"], hidden_size=32, intermediate_size=24, num_hidden_layers=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    )
+
+    def parameters(writer, config):
+        part = config["rope_parameters"]["partial_rotary_factor"]
+        writer.add_rope_dimension_count(int(part * config["hidden_size"]) // config["num_attention_heads"])
+
+    def old_spelling(config):
+        rope = config.pop("rope_parameters")
+        return config | {
+            "rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"], "rope_scaling": None,
+        }
+
+    return Fixture("phi2", config, 196, gguf.MODEL_ARCH.PHI2, parameters, old_spelling=old_spelling)

@@ -506,7 +506,7 @@ impl<'a> Facts<'a> {
 
     /// How many layers there are, which a `config.json` that lists their kinds may leave at that.
     pub(crate) fn layers(&self) -> Result<usize, ConfigError> {
-        let key = Key::new("block_count", "num_hidden_layers|n_layer");
+        let key = Key::new("block_count", "num_hidden_layers|n_layer|num_layers");
         let said: Option<usize> = self.get(key)?;
         let listed = match said {
             Some(_) => None,

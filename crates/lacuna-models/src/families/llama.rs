@@ -1,4 +1,4 @@
-//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, Ministral 8B, SmolLM 2, Yi, and Mixtral, whose
+//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, Ministral 8B, InternLM 3, SmolLM 2, Yi, and Mixtral, whose
 //! GGUF files say that they are Llama with experts, and the decoders of Idefics 3, SmolVLM and Pixtral.
 
 use lacuna_kernels::RopeStyle;
@@ -16,6 +16,7 @@ pub(crate) const FAMILY: Family = Family {
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "MinistralForCausalLM",
+        "InternLM3ForCausalLM",
         "MixtralForCausalLM",
         "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
