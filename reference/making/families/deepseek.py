@@ -2,7 +2,7 @@
 
 import gguf
 import numpy as np
-from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig, YoutuConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
 
 from .experts import EXPERTS, add_experts, stacked
 from .fixture import SMALL, Fixture, Tensors
@@ -149,16 +149,4 @@ def glm4_moe_lite() -> Fixture:
     return described("glm4-moe-lite", config, 163, gguf.ExpertGatingFuncType.SIGMOID, 1)
 
 
-def youtu() -> Fixture:
-    """Dense throughout, and tied."""
-    dense = {name: value for name, value in SIZES.items() if "expert" not in name and name != "moe_intermediate_size"}
-    config = YoutuConfig(
-        **dense, architectures=["YoutuForCausalLM"], q_lora_rank=12, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-    )
-    return Fixture(
-        "youtu", config, 195, gguf.MODEL_ARCH.DEEPSEEK2, add_latent_rows, split, says_heads=True,
-    )
-
-
-FIXTURES = [youtu, deepseek_v2_lite, deepseek_v2, deepseek_v3, glm4_moe_lite]
+FIXTURES = [deepseek_v2_lite, deepseek_v2, deepseek_v3, glm4_moe_lite]

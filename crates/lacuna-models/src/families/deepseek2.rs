@@ -1,4 +1,4 @@
-//! DeepSeek V2 and V3, GLM 4.7 Flash, Youtu-LLM and others of that kind: latent attention, dense first layers, then
+//! DeepSeek V2 and V3, GLM 4.7 Flash and others of that kind: latent attention, dense first layers, then
 //! experts with a block that all tokens have. One family in GGUF files, several classes elsewhere.
 
 use lacuna_kernels::RopeStyle;
@@ -15,7 +15,7 @@ use crate::spec::{
 
 pub(crate) const FAMILY: Family = Family {
     name: "deepseek2",
-    classes: &[V2, V3, GLM, YOUTU],
+    classes: &[V2, V3, GLM],
     spec,
     naming: Naming {
         parts: &[
@@ -35,8 +35,6 @@ pub(crate) const FAMILY: Family = Family {
 const V2: &str = "DeepseekV2ForCausalLM";
 const V3: &str = "DeepseekV3ForCausalLM";
 const GLM: &str = "Glm4MoeLiteForCausalLM";
-/// Dense throughout.
-const YOUTU: &str = "YoutuForCausalLM";
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder_of_any_heads(facts)?;
