@@ -711,3 +711,98 @@ fn multipliers_and_sizes_of_falcon_h1_that_are_none_are_refused_by_name() {
         assert!(shown.contains(named), "{value}: {shown}");
     }
 }
+
+#[test]
+fn what_published_models_of_a_family_do_and_nothing_here_does_is_refused_by_name() {
+    for (family, field, value, named) in [
+        (
+            "command-r",
+            "\"use_qk_norm\": false",
+            "\"use_qk_norm\": true",
+            "Command R+",
+        ),
+        (
+            "stablelm",
+            "\"qk_layernorm\": false",
+            "\"qk_layernorm\": true",
+            "StableLM 2 12B",
+        ),
+        (
+            "phi2",
+            "\"qk_layernorm\": false",
+            "\"qk_layernorm\": true",
+            "qk_layernorm true",
+        ),
+        ("arcee", "\"relu2\"", "\"silu\"", "hidden_act silu"),
+        ("nemotron", "\"relu2\"", "\"silu\"", "hidden_act silu"),
+        (
+            "laguna",
+            "\"gating\": true",
+            "\"gating\": \"per-layer\"",
+            "per-head",
+        ),
+        (
+            "laguna",
+            "\"moe_router_logit_softcapping\": 0.0",
+            "\"moe_router_logit_softcapping\": 5.0",
+            "moe_router_logit_softcapping 5",
+        ),
+        (
+            "laguna",
+            "\"moe_apply_router_weight_on_input\": false",
+            "\"moe_apply_router_weight_on_input\": true",
+            "moe_apply_router_weight_on_input true",
+        ),
+        (
+            "minicpm",
+            "\"scale_emb\": 2",
+            "\"num_experts\": 8, \"scale_emb\": 2",
+            "8 experts",
+        ),
+        (
+            "minicpm",
+            "\"dim_model_base\": 64",
+            "\"dim_model_base\": -1",
+            "dim_model_base",
+        ),
+        (
+            "hunyuan",
+            "\"alpha\": 50.0",
+            "\"alpha\": 0.0",
+            "of type \"dynamic\"",
+        ),
+        (
+            "hunyuan",
+            "\"alpha\": 50.0",
+            "\"alpha\": -1.0",
+            "rope theta",
+        ),
+        (
+            "hunyuan",
+            "\"model_type\"",
+            "\"use_cla\": true, \"model_type\"",
+            "use_cla true",
+        ),
+    ] {
+        let fixture = folder()
+            .join("families")
+            .join(family)
+            .join("hf/config.json");
+        let shown = refused_with(&fixture, field, value);
+        assert!(shown.contains(named), "{family}, {value}: {shown}");
+    }
+    // Layers that are not alike, of which published folders have a number each.
+    let fixture = folder().join("families/hunyuan-moe/hf-old-spelling/config.json");
+    let config = fs::read_to_string(&fixture).expect("a committed fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    config["moe_topk"] = serde_json::json!([3, 2]);
+    let changed = tempfile::NamedTempFile::new().expect("a scratch file");
+    fs::write(changed.path(), config.to_string()).expect("room for it");
+    let copy = with_config(&folder().join("families/hunyuan-moe"), changed.path());
+    let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+    let shown = loaded.map(|_| ()).expect_err("refused").to_string();
+    assert!(
+        shown.contains("experts of a token of 3 in one layer and 2 in another"),
+        "{shown}"
+    );
+}

@@ -46,6 +46,7 @@ class Fixture:
     # Where transformers has no such model: `config` is of one that computes the same, and this makes of it, and of its tensors,
     # what `hf/` holds.
     own_form: Callable[[dict, Tensors], tuple[dict, Tensors]] | None = None
+    in_folder: bool = True  # False: `hf/` is of the model that computes the same, and is not kept
     says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
     norm_center: float = 1.0  # 0 where the computation adds 1
@@ -335,3 +336,5 @@ def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
         write_old_spelling(folder, fixture, about, logits)
     if fixture.own_form is not None:
         write_own_form(folder / "hf", fixture)
+    if not fixture.in_folder:
+        shutil.rmtree(folder / "hf")

@@ -2,6 +2,7 @@
 //! that is stretched once.
 
 use super::decoder::decoder;
+use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{ModelSpec, QkNorm};
@@ -26,6 +27,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 
 /// What dense models and those with experts have in common.
 pub(super) fn hunyuan(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let shares = Key::huggingface("use_cla");
+    facts.expect(shares, false, "layers with keys and values of their own are")?;
     let mut spec = decoder(facts)?;
     for layer in &mut spec.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Turned);
