@@ -171,7 +171,7 @@ def windowed(file: File, layer: int) -> bool:
 def rotates(file: File, layer: int, window: bool) -> bool:
     if file.get("rope.scaling.finetuned") is False:
         return False
-    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "afmoe": window}.get(file.architecture, True)
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "exaone-moe": window, "afmoe": window}.get(file.architecture, True)
 
 
 # --- layers ----------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "minimax-m2") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from .. import bpe, models
 
@@ -45,6 +45,8 @@ class Fixture:
     older: tuple[Callable[[gguf.GGUFWriter, dict], None], Callable[[Tensors], Tensors]] | None = None
     says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
+    # What folders of a class that transformers does not have call tensors and fields; `config` is of one that computes the same.
+    published: tuple[Callable[[Tensors], Tensors], Callable[[dict], dict]] | None = None
     norm_center: float = 1.0  # 0 where the computation adds 1
     # Around what other norms are drawn, by part of their name: a deep model amplifies rounding otherwise.
     centers: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -136,6 +138,17 @@ def with_types_in_double():
         torch.Tensor.type = as_type
 
 
+def publish(fixture: Fixture, folder: pathlib.Path) -> None:
+    """Writes the folder again as its own class has it."""
+    rename, describe = fixture.published
+    save_file(rename(load_file(folder / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    settings = describe(json.loads((folder / "config.json").read_text()))
+    settings.pop("transformers_version", None)
+    settings["torch_dtype"] = settings.pop("dtype", "float32")
+    models.write_json(folder / "config.json", settings)
+
+
 def load(fixture: Fixture, folder: pathlib.Path) -> torch.nn.Module:
     loaded = fixture.model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     loaded.config._experts_implementation = "eager"  # the others have no float64
@@ -181,12 +194,14 @@ def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
 def add_decoder(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
     """What models with attention and feed-forward blocks have besides."""
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     if not says_heads:
         writer.add_head_count_kv(config["num_key_value_heads"])
     if writer.arch not in SILENT_ROPE:
-        add_rope(writer, config["rope_parameters"])
+        # Folders that were published before there were such parameters have the base alone.
+        add_rope(writer, config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config["rope_theta"]})
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "layer_norm_eps" in config:
@@ -301,13 +316,15 @@ def make(folder: pathlib.Path, fixture: Fixture) -> None:
 def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
     torch.manual_seed(0)
     write_hf(folder / "hf", draw(fixture))
+    loaded = load(fixture, folder / "hf")
+    if fixture.published is not None:
+        publish(fixture, folder / "hf")
     if fixture.architecture is not None:
         write_gguf(fixture, folder)
     if fixture.older is not None:
         parameters, convert = fixture.older
         older = dataclasses.replace(fixture, parameters=parameters, convert=convert)
         write_gguf(older, folder, "model-older.gguf")
-    loaded = load(fixture, folder / "hf")
     random = np.random.default_rng(1000 + fixture.seed)
     tokens = [int(token) for token in random.integers(0, fixture.below, fixture.tokens)]
     rows = sorted({int(row) for row in np.linspace(0, fixture.tokens - 1, 8)})
