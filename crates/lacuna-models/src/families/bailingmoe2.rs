@@ -2,10 +2,10 @@
 //! turns, experts scored by sigmoids and chosen in groups after dense first layers.
 
 use super::decoder::decoder;
-use super::experts::{give_experts, groups, sigmoid_experts};
+use super::experts::{gating, give_experts, groups, sigmoid_experts};
 use super::facts::Key;
 use super::glm4moe::{give_head, leave_out_layers_ahead};
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{GroupScore, ModelSpec, QkNorm};
 
@@ -24,10 +24,11 @@ pub(crate) const FAMILY: Family = Family {
             ("nextn.shared_head_norm", "final_layernorm"),
         ],
         gguf: &[("nextn.shared_head_norm", "layer_output_norm")],
+        gguf_fused: &["attn_qkv"],
         bare: &["exp_probs_b"],
         ..Naming::USUAL
     },
-    shapes: &[],
+    shapes: SHAPES,
 };
 
 /// What the published class takes configurations to mean that do not say it.
@@ -56,3 +57,37 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     give_head(&mut spec);
     Ok(spec)
 }
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[Shape {
+    name: "ling-mini-2",
+    family: "bailingmoe2",
+    layers: 20,
+    hidden: 2048,
+    feed_forward: 5120,
+    heads: 16,
+    kv_heads: 4,
+    head_size: 128,
+    vocabulary: 157_184,
+    // Its own are of another kind of text; a synthetic vocabulary needs some.
+    special_tokens: Some(SpecialTokens::Qwen),
+    tied: false,
+    context: 32_768,
+    rope_theta: 6e5,
+    rope_factor: None,
+    norm_epsilon: 1e-6,
+    more: &[
+        ("rope.dimension_count", Given::Size(64)),
+        ("leading_dense_block_count", Given::Size(1)),
+        ("expert_count", Given::Size(256)),
+        ("expert_used_count", Given::Size(8)),
+        ("expert_group_count", Given::Size(8)),
+        ("expert_group_used_count", Given::Size(4)),
+        ("expert_shared_count", Given::Size(1)),
+        ("expert_feed_forward_length", Given::Size(512)),
+        ("expert_shared_feed_forward_length", Given::Size(512)),
+        ("expert_gating_func", Given::Size(gating::SIGMOID)),
+        ("expert_weights_norm", Given::Flag(true)),
+        ("expert_weights_scale", Given::Number(2.5)),
+    ],
+}];
