@@ -17,7 +17,7 @@ CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
 
 LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
-NEIGHBOURS = ("deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4")  # pairs 2i, 2i + 1
+NEIGHBOURS = ("bailingmoe", "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4")  # pairs 2i, 2i + 1
 GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")  # their feed-forward blocks have no gates and their layers are one thing each
 
@@ -402,7 +402,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "minimax-m2") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "mellum", "minimax-m2") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:

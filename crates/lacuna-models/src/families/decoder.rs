@@ -186,3 +186,27 @@ pub(crate) fn give_windows(
     }
     Ok(())
 }
+
+/// Gives layers with windows, where there are some, a rotation of their own, which is not stretched.
+pub(crate) fn turn_by_window(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    if spec
+        .layers
+        .iter()
+        .all(|layer| layer.mask() == Some(Mask::Causal))
+    {
+        return Ok(());
+    }
+    let head_dim = spec.ropes[0].dimensions;
+    let [full, mut windowed] = facts.ropes(head_dim, head_dim)?;
+    // What GGUF files say nothing of is the same in all layers; in Gemma's it is not.
+    let theta: Option<f64> = facts.get(Key::gguf("rope.freq_base_swa"))?;
+    if facts.is_gguf() && theta.is_none() {
+        windowed.theta = full.theta;
+    }
+    spec.ropes = vec![full, windowed];
+    for layer in &mut spec.layers {
+        let full = layer.mask() == Some(Mask::Causal);
+        layer.attention_mut().rope = Some(usize::from(!full));
+    }
+    Ok(())
+}
