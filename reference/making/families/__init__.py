@@ -3,7 +3,7 @@
 import pathlib
 
 from . import (
-    bailing, check, cohere, deepseek, delta, dots, exaone, experts, falcon, fixture, gemma, glm, granite, lfm, llama, llama4, mamba,
+    bailing, check, cohere, deepseek, delta, dots, exaone, experts, falcon, fixture, gemma, glm, granite, hunyuan, lfm, llama, llama4, mamba,
     mellum, minimax, mistral, nemotron, olmo, phi, qwen, smollm,
 )
 
@@ -15,7 +15,7 @@ FIXTURES = [
     qwen.qwen3_yarn, qwen.qwen2_vl, qwen.qwen3_vl, *experts.FIXTURES,
     *deepseek.FIXTURES, *delta.FIXTURES, *lfm.FIXTURES, *mamba.FIXTURES,
     *nemotron.FIXTURES, *falcon.FIXTURES, *bailing.FIXTURES, *minimax.FIXTURES, *dots.FIXTURES,
-    *mellum.FIXTURES,
+    *mellum.FIXTURES, *hunyuan.FIXTURES,
 ]
 
 

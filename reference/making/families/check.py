@@ -389,7 +389,7 @@ class Pass:
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = logits if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss") else softmax(logits)
-        bias = file.tensor("exp_probs_b.bias", layer)
+        bias = file.tensor("exp_probs_b" if file.architecture == "hy_v3" else "exp_probs_b.bias", layer)
         keys = scores if bias is None else scores + bias
         if (groups := file.get("expert_group_count", 1)) > 1:
             split = np.sort(keys.reshape(-1, groups, count // groups), axis=-1)

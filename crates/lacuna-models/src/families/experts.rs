@@ -85,7 +85,10 @@ pub(crate) fn sigmoid_experts(
 
 /// What the sum of the chosen experts is multiplied by.
 pub(crate) fn scale(facts: &Facts<'_>) -> Result<f32, ConfigError> {
-    let key = Key::new("expert_weights_scale", "routed_scaling_factor|route_scale");
+    let key = Key::new(
+        "expert_weights_scale",
+        "routed_scaling_factor|route_scale|router_scaling_factor",
+    );
     Ok(facts.get(key)?.unwrap_or(1.0))
 }
 

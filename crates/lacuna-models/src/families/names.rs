@@ -106,7 +106,9 @@ impl Naming {
             return format!("{}{dotted}", pattern.replace('*', &number.to_string()));
         }
         if spelling == Spelling::Gguf {
-            let is_bare = suffix == "weight" && self.gguf_bare.contains(&name.part);
+            // What has no suffix of its own in either kind of files may have any.
+            let any = suffix == "weight" || self.bare.contains(&name.part);
+            let is_bare = any && self.gguf_bare.contains(&name.part);
             let dotted = if is_bare { "" } else { &dotted };
             let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
             let part = otherwise.next().map_or(name.part, |(_, part)| part);
