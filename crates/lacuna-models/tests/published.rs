@@ -341,3 +341,28 @@ fn k_exaone_has_windows_and_positions_on_the_same_layers() {
         assert_eq!(experts(layer).is_some(), index > 0, "layer {index}");
     }
 }
+
+/// Hunyuan 3 counts the layers before those with experts, and has a head behind the last.
+#[test]
+fn hunyuan_3_counts_its_dense_layers_and_has_a_head() {
+    let config = json!({
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_act": "silu", "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5, "vocab_size": 120_832,
+        "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1536,
+        "expert_hidden_dim": 1536, "first_k_dense_replace": 1, "router_scaling_factor": 2.826, "route_norm": true,
+        "qk_norm": true, "num_nextn_predict_layers": 1,
+        "rope_parameters": {"rope_theta": 11_158_840.0, "rope_type": "default"},
+    });
+    let bytes = serde_json::to_vec(&config).expect("JSON");
+    let config = Config::parse(&bytes).expect("a configuration");
+    let described = Description::from_config(&config).expect("described");
+    assert!(described.has_head());
+    assert_eq!(described.spec.ropes[0].theta, 11_158_840.0);
+    assert_eq!(described.spec.layers.len(), 80);
+    for (index, layer) in described.spec.layers.iter().enumerate() {
+        let routing = experts(layer).map(|experts| experts.routing);
+        assert_eq!(routing.is_some(), index > 0, "layer {index}");
+        assert!(routing.is_none_or(|routing| routing.normalized && routing.scale == 2.826));
+    }
+}
