@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
-from . import assistant, eagle, models
+from . import assistant, eagle, ling, models
 from .families import delta, fixture
 from .families.fixture import VOCAB, Fixture, Tensors
 
@@ -162,5 +162,6 @@ def write_gguf(made: Fixture, folder: pathlib.Path, config: dict) -> None:
 def make(out: pathlib.Path) -> None:
     made = qwen3_5()
     make_one(out / "heads" / made.name, made)
+    ling.make(out)
     eagle.make(out)
     assistant.make(out)

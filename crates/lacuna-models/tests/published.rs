@@ -7,7 +7,7 @@ use std::fs;
 
 use lacuna_files::huggingface::Config;
 use lacuna_files::{Mapping, ModelFiles};
-use lacuna_models::spec::{FeedForward, LayerSpec, Mask, ModelSpec, RopeScaling};
+use lacuna_models::spec::{Experts, FeedForward, LayerSpec, Mask, ModelSpec, RopeScaling};
 use lacuna_models::{ConfigError, Description, describe};
 use runner::folder;
 use serde_json::{Value, json};
@@ -224,4 +224,145 @@ fn a_decoder_that_looks_ahead_embeds_and_writes_nothing() {
     fs::write(&path, config.to_string()).expect("room");
     let refused = masks().expect_err("refused");
     assert!(refused.contains("layers with windows"), "{refused}");
+}
+
+/// The experts of a layer, where it has some.
+fn experts(layer: &LayerSpec) -> Option<Experts> {
+    match layer.feed_forward {
+        FeedForward::Experts(experts) => Some(experts),
+        _ => None,
+    }
+}
+
+/// Ling mini 2.0, whose class takes half of each head to turn where that is not said.
+#[test]
+fn ling_turns_half_of_each_head_and_has_a_head_where_it_says_so() {
+    let mut config = json!({
+        "architectures": ["BailingMoeV2ForCausalLM"], "attention_dropout": 0.0, "num_hidden_layers": 20,
+        "hidden_size": 2048, "intermediate_size": 5120, "first_k_dense_replace": 1, "hidden_act": "silu",
+        "max_position_embeddings": 32768, "model_type": "bailing_moe", "moe_intermediate_size": 512,
+        "norm_topk_prob": true, "num_experts_per_tok": 8, "num_attention_heads": 16, "num_experts": 256,
+        "num_key_value_heads": 4, "rope_theta": 600_000, "rope_scaling": null, "tie_word_embeddings": false,
+        "use_bias": false, "rms_norm_eps": 1e-6, "head_dim": 128, "num_shared_experts": 1, "use_qkv_bias": false,
+        "vocab_size": 157_184, "partial_rotary_factor": 0.5, "moe_router_enable_expert_bias": true,
+        "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "use_qk_norm": true,
+        "score_function": "sigmoid", "moe_shared_expert_intermediate_size": 512,
+    });
+    let spec = description(&config).expect("described");
+    assert_eq!((spec.layers.len(), spec.ropes[0].dimensions), (20, 64));
+    let sparse: Vec<Option<Experts>> = spec.layers.iter().map(experts).collect();
+    assert!(sparse[0].is_none());
+    for experts in &sparse[1..] {
+        let experts = experts.expect("in every layer but the first");
+        let groups = experts.routing.groups.expect("groups");
+        assert_eq!((experts.routing.experts, experts.routing.used), (256, 8));
+        assert_eq!((groups.count, groups.used), (8, 4));
+        assert_eq!(
+            (experts.routing.normalized, experts.routing.scale),
+            (true, 2.5)
+        );
+        let shared = experts.shared.expect("a block that all tokens have");
+        assert_eq!((experts.inner, shared.inner), (512, 512));
+    }
+    let described = |config: &Value| {
+        let bytes = serde_json::to_vec(config).expect("JSON");
+        let config = Config::parse(&bytes).expect("a configuration");
+        Description::from_config(&config).expect("described")
+    };
+    assert!(!described(&config).has_head());
+    let fields = config.as_object_mut().expect("an object");
+    fields.remove("partial_rotary_factor");
+    fields.insert("num_nextn_predict_layers".to_owned(), json!(1));
+    let with_head = described(&config);
+    assert!(with_head.has_head());
+    assert_eq!(with_head.spec.layers.len(), 20);
+    assert_eq!(with_head.spec.ropes, spec.ropes);
+    config["score_function"] = json!("softmax");
+    let refused = description(&config).expect_err("refused").to_string();
+    assert!(refused.contains("score_function softmax"), "{refused}");
+}
+
+/// MiniMax M2 says in elements how much of a head turns.
+#[test]
+fn minimax_says_in_elements_how_much_of_a_head_turns() {
+    let mut config = json!({
+        "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "vocab_size": 200_064,
+        "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62, "num_attention_heads": 48,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196_608, "num_local_experts": 256,
+        "num_experts_per_tok": 8, "scoring_func": "sigmoid", "use_routing_bias": true, "use_mtp": true,
+        "num_mtp_modules": 3, "mtp_transformer_layers": 1, "use_qk_norm": true, "qk_norm_type": "per_layer",
+        "rotary_dim": 64, "rope_theta": 5_000_000, "rms_norm_eps": 1e-6, "shared_intermediate_size": 0,
+        "hidden_act": "silu", "tie_word_embeddings": false,
+    });
+    let spec = description(&config).expect("described");
+    assert_eq!((spec.ropes[0].dimensions, spec.ropes[0].theta), (64, 5e6));
+    for layer in &spec.layers {
+        let experts = experts(layer).expect("in every layer");
+        assert_eq!((experts.inner, experts.shared), (1536, None));
+        assert_eq!(
+            (experts.routing.normalized, experts.routing.scale),
+            (true, 1.0)
+        );
+    }
+    // What the library has written says it as a part, which counts where both are there.
+    config["rope_parameters"] =
+        json!({"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.25});
+    let spec = description(&config).expect("described");
+    assert_eq!(spec.ropes[0].dimensions, 32);
+    config["qk_norm_type"] = json!("per_head");
+    let refused = description(&config).expect_err("refused").to_string();
+    assert!(refused.contains("qk_norm_type per_head"), "{refused}");
+}
+
+/// K-EXAONE was published with other names for its class and for how many layers are dense.
+#[test]
+fn k_exaone_has_windows_and_positions_on_the_same_layers() {
+    let kinds = ["sliding_attention"; 3]
+        .into_iter()
+        .chain(["full_attention"]);
+    let kinds: Vec<&str> = kinds.cycle().take(48).collect();
+    let config = json!({
+        "architectures": ["ExaoneMoEForCausalLM"], "attention_dropout": 0.0, "first_last_k_dense_replace": 1,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 18432,
+        "layer_types": kinds, "max_position_embeddings": 262_144, "model_type": "exaone_moe",
+        "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1, "num_shared_experts": 1, "rms_norm_eps": 1e-5, "rope_scaling": null,
+        "rope_theta": 1_000_000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 128,
+        "sliding_window_pattern": "LLLG", "tie_word_embeddings": false, "topk_group": 1, "vocab_size": 153_600,
+    });
+    let spec = description(&config).expect("described");
+    assert_eq!(spec.layers.len(), 48);
+    for (index, layer) in spec.layers.iter().enumerate() {
+        let attention = layer.attention.as_ref().expect("in every layer");
+        let windowed = matches!(attention.mask, Mask::Window(tokens) if tokens.get() == 128);
+        assert_eq!(windowed, index % 4 != 3, "layer {index}");
+        assert_eq!(attention.rope.is_some(), windowed, "layer {index}");
+        assert_eq!(experts(layer).is_some(), index > 0, "layer {index}");
+    }
+}
+
+/// Hunyuan 3 counts the layers before those with experts, and has a head behind the last.
+#[test]
+fn hunyuan_3_counts_its_dense_layers_and_has_a_head() {
+    let config = json!({
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_act": "silu", "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5, "vocab_size": 120_832,
+        "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1536,
+        "expert_hidden_dim": 1536, "first_k_dense_replace": 1, "router_scaling_factor": 2.826, "route_norm": true,
+        "qk_norm": true, "num_nextn_predict_layers": 1,
+        "rope_parameters": {"rope_theta": 11_158_840.0, "rope_type": "default"},
+    });
+    let bytes = serde_json::to_vec(&config).expect("JSON");
+    let config = Config::parse(&bytes).expect("a configuration");
+    let described = Description::from_config(&config).expect("described");
+    assert!(described.has_head());
+    assert_eq!(described.spec.ropes[0].theta, 11_158_840.0);
+    assert_eq!(described.spec.layers.len(), 80);
+    for (index, layer) in described.spec.layers.iter().enumerate() {
+        let routing = experts(layer).map(|experts| experts.routing);
+        assert_eq!(routing.is_some(), index > 0, "layer {index}");
+        assert!(routing.is_none_or(|routing| routing.normalized && routing.scale == 2.826));
+    }
 }

@@ -18,7 +18,7 @@ CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
 LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
 NEIGHBOURS = (
-    "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4",
+    "bailingmoe", "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4",
     "arcee", "chatglm", "command-r", "ernie4_5", "internlm2", "minicpm",
 )  # pairs 2i, 2i + 1
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
@@ -181,7 +181,7 @@ def windowed(file: File, layer: int) -> bool:
 def rotates(file: File, layer: int, window: bool) -> bool:
     if file.get("rope.scaling.finetuned") is False:
         return False
-    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "afmoe": window}.get(file.architecture, True)
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "exaone-moe": window, "afmoe": window}.get(file.architecture, True)
 
 
 # --- layers ----------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class Pass:
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = logits if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss") else softmax(logits)
-        bias = file.tensor("exp_probs_b.bias", layer)
+        bias = file.tensor("exp_probs_b" if file.architecture == "hy_v3" else "exp_probs_b.bias", layer)
         keys = scores if bias is None else scores + bias
         if (groups := file.get("expert_group_count", 1)) > 1:
             split = np.sort(keys.reshape(-1, groups, count // groups), axis=-1)
@@ -426,7 +426,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "hunyuan-moe", "mellum") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe", "hunyuan-moe", "mellum", "minimax-m2") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:

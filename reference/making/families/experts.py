@@ -5,9 +5,8 @@ import re
 import gguf
 import numpy as np
 from transformers import (
-    AfmoeConfig, Ernie4_5_MoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, LagunaConfig, MellumConfig,
-    MixtralConfig, OlmoeConfig,
-    Qwen2MoeConfig, Qwen3MoeConfig,
+    AfmoeConfig, Ernie4_5_MoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, LagunaConfig, MixtralConfig,
+    OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig, SolarOpenConfig,
 )
 
 from .fixture import SMALL, Fixture, Tensors, permuted
@@ -227,6 +226,41 @@ def glm4_moe() -> Fixture:
     return Fixture("glm4-moe", config, 147, gguf.MODEL_ARCH.GLM4_MOE, parameters, convert)
 
 
+def solar_open() -> Fixture:
+    """GGUF files say GLM; all of each head turns, heads are not normed, every layer has experts."""
+    config = SolarOpenConfig(
+        **{name: value for name, value in SIZES.items() if name != "intermediate_size"}, architectures=["SolarOpenForCausalLM"],
+        head_dim=8, n_routed_experts=EXPERTS, num_experts_per_tok=3, moe_intermediate_size=12, n_shared_experts=1,
+        routed_scaling_factor=1.0, rope_parameters=ROPE | {"partial_rotary_factor": 1.0},
+    )
+
+    def parameters(writer, config):
+        writer.add_feed_forward_length(SIZES["intermediate_size"])
+        add_experts(writer, config)
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_rope_dimension_count(config["head_dim"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(0)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+    def convert(tensors):
+        return {
+            name.replace("e_score_correction_bias.weight", "e_score_correction.bias"): values
+            for name, values in stacked(tensors).items()
+        }
+
+    def old_spelling(config):
+        return config | {
+            "rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "partial_rotary_factor": 1.0,
+            "intermediate_size": SIZES["intermediate_size"], "first_k_dense_replace": 0,
+        }
+
+    return Fixture("solar-open", config, 234, gguf.MODEL_ARCH.GLM4_MOE, parameters, convert, old_spelling=old_spelling)
+
+
 def afmoe() -> Fixture:
     """Gated attention; windows and rotation on three layers of four; a dense layer before the others."""
     config = AfmoeConfig(
@@ -310,27 +344,7 @@ def laguna_elements() -> Fixture:
     return laguna_of("laguna-elements", 191, "per-element")
 
 
-def mellum() -> Fixture:
-    """The last of four layers sees everything and turns by YaRN, the others plainly."""
-    config = MellumConfig(
-        **SIZES | {"num_hidden_layers": 4}, architectures=["MellumForCausalLM"], head_dim=8, num_experts=EXPERTS,
-        num_experts_per_tok=3, moe_intermediate_size=12, sliding_window=8,
-        layer_types=["sliding_attention"] * 3 + ["full_attention"],
-        rope_parameters={
-            "full_attention": {
-                "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
-                "beta_fast": 4.0, "beta_slow": 0.5,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
-        },
-    )
-
-    def parameters(writer, config):
-        add_experts(writer, config)
-        writer.add_sliding_window(config["sliding_window"])
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-
-    return Fixture("mellum", config, 192, gguf.MODEL_ARCH.QWEN3MOE, parameters, stacked, called="mellum")
-
-
-FIXTURES = [afmoe, laguna, laguna_elements, mellum, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, ernie4_5_moe, glm4_moe]
+FIXTURES = [
+    afmoe, laguna, laguna_elements, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, ernie4_5_moe, glm4_moe,
+    solar_open,
+]

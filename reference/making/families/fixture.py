@@ -43,12 +43,11 @@ class Fixture:
     extra: Tensors = dataclasses.field(default_factory=dict)  # GGUF tensors that no Hugging Face tensor becomes
     # `parameters` and `convert` of `model-older.gguf`, where older converters wrote another file.
     older: tuple[Callable[[gguf.GGUFWriter, dict], None], Callable[[Tensors], Tensors]] | None = None
-    # Where transformers has no such model: `config` is of one that computes the same, and this makes of it, and of its tensors,
-    # what `hf/` holds.
-    own_form: Callable[[dict, Tensors], tuple[dict, Tensors]] | None = None
-    in_folder: bool = True  # False: `hf/` is of the model that computes the same, and is not kept
+    in_folder: bool = True  # False: `hf/` is of a model that computes the same, and is not kept
     says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
+    # What folders of a class that transformers does not have call tensors and fields; `config` is of one that computes the same.
+    published: tuple[Callable[[Tensors], Tensors], Callable[[dict], dict]] | None = None
     norm_center: float = 1.0  # 0 where the computation adds 1
     # Around what other norms are drawn, by part of their name: a deep model amplifies rounding otherwise.
     centers: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -56,8 +55,7 @@ class Fixture:
     below: int = VOCAB  # tokens of prompts are below this
     prompt: int = 8
     casts_by_type: bool = False  # its routers cast by `Tensor.type`, which others leave at float32
-    # What files call it, where `gguf` does not know it: `architecture` is one whose tensors it has.
-    called: str | None = None
+    called: str | None = None  # GGUF's name of an architecture that `gguf` does not know yet; the other names tensors
     context: int | None = None  # the configured context that `expected.json` is for, where it matters
 
     @property
@@ -142,6 +140,17 @@ def with_types_in_double():
         torch.Tensor.type = as_type
 
 
+def publish(fixture: Fixture, folder: pathlib.Path) -> None:
+    """Writes the folder again as its own class has it."""
+    rename, describe = fixture.published
+    save_file(rename(load_file(folder / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    settings = describe(json.loads((folder / "config.json").read_text()))
+    settings.pop("transformers_version", None)
+    settings["torch_dtype"] = settings.pop("dtype", "float32")
+    models.write_json(folder / "config.json", settings)
+
+
 def load(fixture: Fixture, folder: pathlib.Path) -> torch.nn.Module:
     loaded = fixture.model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     loaded.config._experts_implementation = "eager"  # the others have no float64
@@ -163,22 +172,13 @@ def write_old_spelling(folder: pathlib.Path, fixture: Fixture, about: dict, expe
     assert np.array_equal(again, expected), f"{fixture.name}: spellings differ"
 
 
-def write_own_form(folder: pathlib.Path, fixture: Fixture) -> None:
-    config, tensors = fixture.own_form(
-        json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"),
-    )
-    models.write_json(folder / "config.json", config)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
-
-
 # --- GGUF ------------------------------------------------------------------------------------
 
 
 def text_config(config: dict) -> dict:
     """The keys of the text model, with those of a multimodal wrapper behind them. Lists of layers may say how many there are."""
     config = {**config, **config.get("text_config", {})}
-    return {"num_hidden_layers": len(config.get("layers_block_type", [])), **config}
+    return {"num_hidden_layers": config.get("num_layers", len(config.get("layers_block_type", []))), **config}
 
 
 def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
@@ -196,12 +196,14 @@ def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
 def add_decoder(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
     """What models with attention and feed-forward blocks have besides."""
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     if not says_heads:
         writer.add_head_count_kv(config["num_key_value_heads"])
     if writer.arch not in SILENT_ROPE:
-        add_rope(writer, config["rope_parameters"])
+        # Folders that were published before there were such parameters have the base alone.
+        add_rope(writer, config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config["rope_theta"]})
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "layer_norm_eps" in config:
@@ -316,13 +318,15 @@ def make(folder: pathlib.Path, fixture: Fixture) -> None:
 def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
     torch.manual_seed(0)
     write_hf(folder / "hf", draw(fixture))
+    loaded = load(fixture, folder / "hf")
+    if fixture.published is not None:
+        publish(fixture, folder / "hf")
     if fixture.architecture is not None:
         write_gguf(fixture, folder)
     if fixture.older is not None:
         parameters, convert = fixture.older
         older = dataclasses.replace(fixture, parameters=parameters, convert=convert)
         write_gguf(older, folder, "model-older.gguf")
-    loaded = load(fixture, folder / "hf")
     random = np.random.default_rng(1000 + fixture.seed)
     tokens = [int(token) for token in random.integers(0, fixture.below, fixture.tokens)]
     rows = sorted({int(row) for row in np.linspace(0, fixture.tokens - 1, 8)})
@@ -334,7 +338,5 @@ def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
     if fixture.old_spelling is not None:
         write_old_spelling(folder, fixture, about, logits)
-    if fixture.own_form is not None:
-        write_own_form(folder / "hf", fixture)
     if not fixture.in_folder:
         shutil.rmtree(folder / "hf")

@@ -39,18 +39,19 @@ def minicpm() -> Fixture:
     )
 
     def parameters(writer, config):
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
+        writer.add_embedding_scale(float(config["scale_emb"]))
+        writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
+        writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
 
-    def own_form(config, tensors):
+    def described(config):
         for name in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "tie_word_embeddings"):
             del config[name]
         return config | {
             "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 2, "scale_depth": depth,
             "dim_model_base": base, "rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": None,
-        }, tensors
+        }
 
     return Fixture(
-        "minicpm", config, 198, gguf.MODEL_ARCH.MINICPM, parameters, permuted(4, 2), own_form=own_form,
+        "minicpm", config, 198, gguf.MODEL_ARCH.MINICPM, parameters, permuted(4, 2),
+        published=(lambda tensors: tensors, described),
     )

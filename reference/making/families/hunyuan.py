@@ -1,9 +1,10 @@
-"""Hunyuan: heads are normed once they are turned; the rotary base is stretched once, though its type is called dynamic."""
+"""Hunyuan. 1: heads are normed once they are turned; the rotary base is stretched once, though its type is called dynamic.
+3: heads are normed before, a dense layer first, sigmoids with a bias for choosing only."""
 
 import gguf
-from transformers import HunYuanDenseV1Config, HunYuanMoEV1Config
+from transformers import HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config
 
-from .experts import EXPERTS, stacked
+from .experts import EXPERTS, ROPE, add_experts, stacked
 from .fixture import SMALL, Fixture
 
 SIZES = SMALL | {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -69,4 +70,44 @@ def hunyuan_moe() -> Fixture:
     )
 
 
-FIXTURES = [hunyuan, hunyuan_moe]
+NAMES = {"mlp.router.gate": "mlp.gate", "mlp.shared_mlp": "mlp.shared_experts"}
+
+
+def hy_v3() -> Fixture:
+    config = HYV3Config(
+        **SIZES | {"num_hidden_layers": 3}, architectures=["HYV3ForCausalLM"], head_dim=8, num_experts=EXPERTS,
+        num_experts_per_tok=3, moe_intermediate_size=12, num_shared_experts=1, router_scaling_factor=2.826,
+        mlp_layer_types=["dense", "sparse", "sparse"], rope_parameters=ROPE,
+    )
+
+    def parameters(writer, config):
+        add_experts(writer, config)
+        writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["num_shared_experts"])
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(config["router_scaling_factor"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+    def convert(tensors):
+        made = {}
+        for name, values in stacked(tensors).items():
+            if name.endswith("mlp.expert_bias.weight"):
+                made[f"blk.{name.split('.')[2]}.exp_probs_b"] = values
+                continue
+            for theirs, usual in NAMES.items():
+                name = name.replace(theirs, usual)
+            made[name] = values
+        return made
+
+    def old_spelling(config):
+        del config["mlp_layer_types"]
+        return config | {
+            "first_k_dense_replace": 1, "qk_norm": True, "route_norm": True, "moe_router_use_sigmoid": True,
+            "moe_router_enable_expert_bias": True, "expert_hidden_dim": config["moe_intermediate_size"],
+        }
+
+    return Fixture(
+        "hy-v3", config, 237, gguf.MODEL_ARCH.DOTS1, parameters, convert, old_spelling=old_spelling, called="hy_v3",
+    )
+
+
+FIXTURES = [hunyuan, hunyuan_moe, hy_v3]

@@ -101,26 +101,28 @@ def exaone3() -> Fixture:
     """Llama with other names of everything."""
     config = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], rope_parameters=LLAMA3)
 
-    def own_form(config, tensors):
+    def renamed(tensors):
+        made = {}
+        for name, values in tensors.items():
+            for theirs, own in EXAONE_NAMES.items():
+                name = name.replace(theirs, own)
+            made[name] = values
+        return made
+
+    def described(config):
         rope = config.pop("rope_parameters")
-        config |= {
+        return config | {
             "architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "activation_function": config.pop("hidden_act"),
             "num_layers": config.pop("num_hidden_layers"), "layer_norm_epsilon": config.pop("rms_norm_eps"),
             "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope,
         }
 
-        def renamed(name):
-            for theirs, own in EXAONE_NAMES.items():
-                name = name.replace(theirs, own)
-            return name
-
-        return config, {renamed(name): values for name, values in tensors.items()}
-
     def parameters(writer, config):
+        writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
         writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
 
     return Fixture(
-        "exaone3", config, 167, gguf.MODEL_ARCH.EXAONE, parameters, own_form=own_form,
+        "exaone3", config, 167, gguf.MODEL_ARCH.EXAONE, parameters, published=(renamed, described),
         extra={"rope_freqs.weight": llama3_factors(LLAMA3, 4)},
     )
 

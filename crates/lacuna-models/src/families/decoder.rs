@@ -134,27 +134,6 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
     }
 }
 
-/// Turns layers without a window by the file's first rotation and those with one by its second, which is never
-/// stretched, and has the base of the first where a file has one.
-pub(crate) fn turn_by_windows(
-    spec: &mut ModelSpec,
-    facts: &Facts<'_>,
-    head_dim: usize,
-) -> Result<(), ConfigError> {
-    let [full, mut windowed] = facts.ropes(head_dim, head_dim)?;
-    // What GGUF files say nothing of is the same in all layers; in Gemma's it is not.
-    let theta: Option<f64> = facts.get(Key::gguf("rope.freq_base_swa"))?;
-    if facts.is_gguf() && theta.is_none() {
-        windowed.theta = full.theta;
-    }
-    spec.ropes = vec![full, windowed];
-    for layer in &mut spec.layers {
-        let full = layer.mask() == Some(Mask::Causal);
-        layer.attention_mut().rope = Some(usize::from(!full));
-    }
-    Ok(())
-}
-
 /// Makes feed-forward blocks of two products, with `activation` between them.
 pub(crate) fn without_gates(spec: &mut ModelSpec, activation: Activation, biases: bool) {
     for layer in &mut spec.layers {
@@ -224,6 +203,31 @@ pub(crate) fn give_windows(
         if *windowed {
             layer.attention_mut().mask = Mask::Window(window);
         }
+    }
+    Ok(())
+}
+
+/// Gives layers with windows, where there are some, a rotation of their own, which is not stretched.
+pub(crate) fn turn_by_window(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    if spec
+        .layers
+        .iter()
+        .all(|layer| layer.mask() == Some(Mask::Causal))
+    {
+        return Ok(());
+    }
+    let head_dim = spec.layers.first_mut();
+    let head_dim = head_dim.map_or(0, |layer| layer.attention_mut().head_dim);
+    let [full, mut windowed] = facts.ropes(head_dim, head_dim)?;
+    // What GGUF files say nothing of is the same in all layers; in Gemma's it is not.
+    let theta: Option<f64> = facts.get(Key::gguf("rope.freq_base_swa"))?;
+    if facts.is_gguf() && theta.is_none() {
+        windowed.theta = full.theta;
+    }
+    spec.ropes = vec![full, windowed];
+    for layer in &mut spec.layers {
+        let full = layer.mask() == Some(Mask::Causal);
+        layer.attention_mut().rope = Some(usize::from(!full));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use lacuna_kernels::RopeStyle;
 
 use super::decoder::decoder_of_any_heads;
 use super::experts::{self, experts, gating, give_experts, groups, normalized, scale, shared};
-use super::facts::{Key, PerLayer};
+use super::facts::Key;
 use super::glm4moe::{give_head, leave_out_layers_ahead};
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
@@ -195,17 +195,8 @@ fn sparse_layers(facts: &Facts<'_>, layers: usize) -> Result<Vec<bool>, ConfigEr
         1,
         "models whose layers all have experts after the first are",
     )?;
-    let field = "mlp_layer_types";
-    if let Some(types) = facts.get::<Vec<String>>(Key::huggingface(field))? {
-        let sparse = types.iter().map(|kind| match kind.as_str() {
-            "sparse" => Ok(true),
-            "dense" => Ok(false),
-            other => Err(ConfigError::Unsupported {
-                feature: format!("a feed-forward block of type `{other}`"),
-                supported: "dense and sparse ones are",
-            }),
-        });
-        return PerLayer::Each(sparse.collect::<Result<_, _>>()?).of(layers, field);
+    if let Some(sparse) = experts::sparse_layers(facts, layers)? {
+        return Ok(sparse);
     }
     let dense = Key::new("leading_dense_block_count", "first_k_dense_replace");
     let dense = match (facts.get(dense)?, facts.class()) {

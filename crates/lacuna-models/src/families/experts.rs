@@ -1,7 +1,7 @@
 //! What files say of mixtures of experts, which families vary.
 
 use super::Facts;
-use super::facts::Key;
+use super::facts::{Key, PerLayer};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, ExpertBlock, Experts, FeedForward, Gating, GroupScore, Groups, ModelSpec, Router,
@@ -87,7 +87,7 @@ pub(crate) fn sigmoid_experts(
 pub(crate) fn scale(facts: &Facts<'_>) -> Result<f32, ConfigError> {
     let key = Key::new(
         "expert_weights_scale",
-        "routed_scaling_factor|route_scale|moe_routed_scaling_factor",
+        "routed_scaling_factor|route_scale|router_scaling_factor|moe_routed_scaling_factor",
     );
     Ok(facts.get(key)?.unwrap_or(1.0))
 }
@@ -134,6 +134,27 @@ pub(crate) fn shared(
         gated,
     };
     Ok((width > 0).then_some(shared))
+}
+
+/// Whether each of so many layers has experts, where a folder lists it.
+pub(crate) fn sparse_layers(
+    facts: &Facts<'_>,
+    layers: usize,
+) -> Result<Option<Vec<bool>>, ConfigError> {
+    let field = "mlp_layer_types";
+    let Some(types) = facts.get::<Vec<String>>(Key::huggingface(field))? else {
+        return Ok(None);
+    };
+    let sparse = types.iter().map(|kind| match kind.as_str() {
+        "sparse" => Ok(true),
+        "dense" => Ok(false),
+        other => Err(ConfigError::Unsupported {
+            feature: format!("a feed-forward block of type `{other}`"),
+            supported: "dense and sparse ones are",
+        }),
+    });
+    let sparse = PerLayer::Each(sparse.collect::<Result<_, _>>()?);
+    sparse.of(layers, field).map(Some)
 }
 
 /// Gives `experts` to the layers of which `sparse` says so.

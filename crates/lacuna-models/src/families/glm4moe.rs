@@ -1,5 +1,5 @@
-//! GLM 4.5 and later with experts: sigmoids, a bias for choosing only, groups, a block that all tokens
-//! have, dense first layers.
+//! GLM 4.5 and later with experts, and Solar Open: sigmoids, a bias for choosing only, groups, a block that all
+//! tokens have, dense first layers.
 
 use super::decoder::decoder;
 use super::experts::{give_experts, groups, sigmoid_experts};
@@ -10,7 +10,8 @@ use crate::spec::{GroupScore, HeadKind, HeadSpec, ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "glm4moe",
-    classes: &["Glm4MoeForCausalLM"],
+    // GGUF files of both are of this family.
+    classes: &["Glm4MoeForCausalLM", "SolarOpenForCausalLM"],
     spec,
     naming: Naming {
         parts: &[("exp_probs_b", "mlp.gate.e_score_correction_bias")],

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use super::decoder::{decoder, give_windows, turn_by_windows};
-use super::experts::{give_experts, sigmoid_experts};
+use super::decoder::{decoder, give_windows, turn_by_window};
+use super::experts::{give_experts, sigmoid_experts, sparse_layers};
 use super::facts::{Fact, Key};
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -50,8 +50,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         None => vec![false; layers],
     };
     give_windows(&mut spec, facts, &windowed)?;
-    let head_dim = spec.layers.first_mut().map_or(0, |layer| layer.attention_mut().head_dim);
-    turn_by_windows(&mut spec, facts, head_dim)?;
+    turn_by_window(&mut spec, facts)?;
     let gates: Option<Gates> = facts.get(Key::huggingface("gating"))?;
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let attention = layer.attention_mut();
@@ -67,10 +66,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         };
     }
     let experts = sigmoid_experts(facts, &mut spec)?;
-    let kinds: Option<Vec<String>> = facts.get(Key::huggingface("mlp_layer_types"))?;
+    let listed = sparse_layers(facts, layers)?;
     let dense: Option<usize> = facts.get(Key::gguf("leading_dense_block_count"))?;
-    let sparse = |layer: usize| match &kinds {
-        Some(kinds) => kinds.get(layer).is_some_and(|kind| kind == "sparse"),
+    let sparse = |layer: usize| match &listed {
+        Some(sparse) => sparse[layer],
         // Of a folder that does not say it, the first is dense.
         None => layer >= dense.unwrap_or(usize::from(!facts.is_gguf())),
     };

@@ -143,6 +143,15 @@ impl Description {
         self.family.naming.full(self.spelling, name, suffix)
     }
 
+    /// The part that GGUF files of the family have a matrix in with others, where that is so.
+    pub(crate) fn fused_in_gguf(&self, part: &str) -> Option<&'static str> {
+        let fused = self.family.naming.gguf_fused;
+        let mut whole = FUSED
+            .iter()
+            .filter(|(whole, parts)| fused.contains(whole) && parts.contains(&part));
+        whole.next().map(|(whole, _)| *whole)
+    }
+
     /// Whether a tensor of this name is of layers ahead, the head's among them, and computed with.
     pub(crate) fn is_ahead(&self, name: &str) -> Option<bool> {
         let head = self.spec.head.as_ref().map(|head| &head.kind);

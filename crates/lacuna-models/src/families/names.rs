@@ -19,6 +19,8 @@ pub(crate) struct Naming {
     pub(crate) parts: &'static [(&'static str, &'static str)],
     /// Parts that GGUF files of the family call otherwise than those of most: the usual name, and theirs.
     pub(crate) gguf: &'static [(&'static str, &'static str)],
+    /// Matrices that GGUF files of the family have in one, whose name in [`FUSED`] this is. Such as are apart are read too.
+    pub(crate) gguf_fused: &'static [&'static str],
     /// What all names but those of a projection begin with in GGUF files: those of an encoder of images.
     pub(crate) gguf_inside: Option<&'static str>,
     /// GGUF's names of parts that have no suffix there.
@@ -45,6 +47,7 @@ impl Naming {
     pub(crate) const USUAL: Self = Self {
         parts: &[],
         gguf: &[],
+        gguf_fused: &[],
         gguf_inside: None,
         bare: &[],
         gguf_bare: &[],
@@ -103,7 +106,9 @@ impl Naming {
             return format!("{}{dotted}", pattern.replace('*', &number.to_string()));
         }
         if spelling == Spelling::Gguf {
-            let is_bare = suffix == "weight" && self.gguf_bare.contains(&name.part);
+            // What has no suffix of its own in either kind of files may have any.
+            let any = suffix == "weight" || self.bare.contains(&name.part);
+            let is_bare = any && self.gguf_bare.contains(&name.part);
             let dotted = if is_bare { "" } else { &dotted };
             let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
             let part = otherwise.next().map_or(name.part, |(_, part)| part);

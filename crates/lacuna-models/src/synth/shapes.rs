@@ -90,7 +90,12 @@ impl Shape {
             .iter()
             .any(|tensor| matches!(tensor, TensorSpec::Experts(_)));
         for tensor in program.tensors() {
-            let name = tensor.name();
+            let apart = tensor.name();
+            let whole = description.fused_in_gguf(apart.part);
+            let name = TensorName {
+                part: whole.unwrap_or(apart.part),
+                ..apart
+            };
             let called = |suffix: &str| description.tensor_name(name, suffix);
             match *tensor {
                 TensorSpec::Vector(VectorSpec {
@@ -141,6 +146,12 @@ impl Shape {
                     bias: needed,
                     ..
                 }) => {
+                    let full = called("weight");
+                    let begun = tensors.iter_mut().rev().find(|made| made.name == full);
+                    if let (Some(_), Some(begun)) = (whole, begun) {
+                        begun.shape[0] += rows;
+                        continue;
+                    }
                     let dtype = types.of(name, columns, layers, self.tied);
                     if let Some(patches) = description.spec.patches {
                         tensors.push(of_encoder(

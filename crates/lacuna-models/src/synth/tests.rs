@@ -289,6 +289,7 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("gpt-oss-20b", 20_914),
         ("deepseek-v2-lite", 15_706),
         ("glm-4.7-flash", 29_943),
+        ("ling-mini-2", 16_255),
         ("lfm2-1.2b", 1170),
         ("granite-4-h-tiny", 6939),
         ("nemotron-3-nano-30b-a3b", 31_577),
