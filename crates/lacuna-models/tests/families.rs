@@ -508,6 +508,24 @@ fn keys_and_values_that_a_sharing_layer_does_not_use_are_left_alone_and_others_r
     assert!(surplus.to_string().contains("r_proj"), "{surplus}");
 }
 
+/// Cohere's folders have some beside norms that add nothing.
+#[test]
+fn biases_of_norms_that_have_none_are_left_alone_if_they_are_zeros_and_others_refused() {
+    let fixture = folder().join("families/cohere2-moe");
+    let copy = with_config(&fixture, &fixture.join("hf/config.json"));
+    let path = copy.path().join("model.safetensors");
+    let file = fs::read(&path).expect("a copy");
+    let name = "model.layers.1.input_layernorm.bias";
+    let mut more = with_tensor(&file, name, [1, 16]);
+    fs::write(&path, &more).expect("room for it");
+    let load = || Model::load(ModelFiles::open(copy.path()).expect("files")).map(|_| ());
+    load().expect("nothing is added");
+    *more.last_mut().expect("numbers") = 0x3F;
+    fs::write(&path, &more).expect("room for it");
+    let surplus = load().expect_err("something is");
+    assert!(surplus.to_string().contains(name), "{surplus}");
+}
+
 /// A folder's copy with a tensor's first number changed.
 fn with_number(fixture: &Path, tensor: &str, number: f32) -> tempfile::TempDir {
     let copy = with_config(fixture, &fixture.join("hf/config.json"));

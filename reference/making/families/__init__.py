@@ -11,7 +11,7 @@ from . import (
 FIXTURES = [
     gemma.gemma1, gemma.gemma2, gemma.gemma3, gemma.gemma3_multimodal, gemma.gemma3n, gemma.gemma4, gemma.gemma4_dense, gemma.gemma4_experts,
     mistral.mistral_window, mistral.ministral3, phi.phi3, phi.phi3_short, phi.phi4, phi.phi2,
-    smollm.smollm3, olmo.olmo2, olmo.olmo3, granite.granite, granite.minicpm, cohere.command_r, cohere.cohere2, exaone.exaone4, exaone.exaone_moe, glm.glm, glm.glm4,
+    smollm.smollm3, olmo.olmo2, olmo.olmo3, granite.granite, granite.minicpm, cohere.command_r, cohere.cohere2, cohere.cohere2_moe, cohere.cohere2_moe_shared, exaone.exaone4, exaone.exaone_moe, glm.glm, glm.glm4,
     llama.llama_relu, llama.arcee, llama.ernie4_5, llama.seed_oss, llama.ministral, llama.exaone3, llama.internlm2,
     *layer_norms.FIXTURES, llama4.llama4_chunks, llama4.mobilellm,
     qwen.qwen3_yarn, qwen.qwen2_vl, qwen.qwen3_vl, *experts.FIXTURES,

@@ -19,7 +19,7 @@ LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
 NEIGHBOURS = (
     "bailingmoe", "deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4",
-    "arcee", "chatglm", "command-r", "ernie4_5", "internlm2", "minicpm",
+    "arcee", "chatglm", "cohere2moe", "command-r", "ernie4_5", "internlm2", "minicpm",
 )  # pairs 2i, 2i + 1
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")  # their feed-forward blocks have no gates and their layers are one thing each
@@ -181,7 +181,8 @@ def windowed(file: File, layer: int) -> bool:
 def rotates(file: File, layer: int, window: bool) -> bool:
     if file.get("rope.scaling.finetuned") is False:
         return False
-    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "exaone-moe": window, "afmoe": window}.get(file.architecture, True)
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "exaone-moe": window, "afmoe": window,
+            "cohere2moe": window or layer < file.get("leading_dense_block_count", 0)}.get(file.architecture, True)
 
 
 # --- layers ----------------------------------------------------------------------------------
@@ -199,7 +200,8 @@ class Pass:
             weight = self.file.tensor(name, layer)
         if weight is None:
             return x
-        if self.file.architecture in CENTRED:
+        centred = self.file.architecture == "cohere2moe" and self.file.get("attention.layer_norm_rms_epsilon") is None
+        if centred or self.file.architecture in CENTRED:
             return layer_norm(x, weight, self.eps, self.file.tensor(f"{name}.bias", layer))
         return rms(x, weight, self.eps)
 
@@ -471,6 +473,8 @@ class Pass:
             return made
         gated = silu(linear(file, layer, "ffn_gate_shexp", h)) * linear(file, layer, "ffn_up_shexp", h)
         shared = linear(file, layer, "ffn_down_shexp", gated)
+        if file.architecture == "cohere2moe":
+            return (made + shared) / 2
         if file.tensor("ffn_gate_inp_shexp.weight", layer) is not None:
             shared = shared / (1 + np.exp(-linear(file, layer, "ffn_gate_inp_shexp", h)))
         return made + shared
@@ -486,7 +490,7 @@ class Pass:
         late = file.architecture in ("seed_oss", "gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
         if not late:
             attended = self.norm(attended, "post_attention_norm", layer)
-        if file.architecture in ("cohere2", "command-r", "phi2") or file.get("use_parallel_residual"):
+        if file.architecture in ("cohere2", "cohere2moe", "command-r", "phi2") or file.get("use_parallel_residual"):
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
         if file.architecture == "mamba2":

@@ -204,7 +204,7 @@ def add_decoder(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None
     if writer.arch not in SILENT_ROPE:
         # Folders that were published before there were such parameters have the base alone.
         add_rope(writer, config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config["rope_theta"]})
-    if "rms_norm_eps" in config:
+    if config.get("rms_norm_eps") is not None:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "layer_norm_eps" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])

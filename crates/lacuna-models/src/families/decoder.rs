@@ -108,14 +108,11 @@ pub(crate) const LAYERS_READ: usize = 4097;
 pub(crate) fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
     let other = Key::new(
         "attention.layer_norm_epsilon",
-        "layer_norm_eps|layer_norm_epsilon|norm_epsilon",
+        "layer_norm_eps|layer_norm_epsilon|norm_epsilon|norm_eps",
     );
     match facts.get(other)? {
         Some(epsilon) => Ok(epsilon),
-        None => facts.required(Key::new(
-            "attention.layer_norm_rms_epsilon",
-            "rms_norm_eps|norm_eps|layer_norm_epsilon",
-        )),
+        None => facts.required(Key::new("attention.layer_norm_rms_epsilon", "rms_norm_eps")),
     }
 }
 

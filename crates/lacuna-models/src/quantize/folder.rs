@@ -1,7 +1,7 @@
 //! Hugging Face folders, as GGUF files hold them.
 //!
-//! What a family asks its `config.json` for is what GGUF metadata says, under GGUF's names; rotations are
-//! written from the model's description, and tensors are those that a forward pass is computed with. What
+//! What a family asks its `config.json` for is what GGUF metadata says, under GGUF's names; rotations and norms
+//! are written from the model's description, and tensors are those that a forward pass is computed with. What
 //! comes of it is read back: only if GGUF describes the same model is it written.
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::{Error, Item};
 use crate::error::ConfigError;
 use crate::families::{Description, Found, GivenFact, Spelling};
 use crate::program::{MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
-use crate::spec::{LayerSpec, ModelSpec, Pooling, Rope, RopeScaling, Yarn};
+use crate::spec::{LayerSpec, ModelSpec, NormKind, Pooling, Rope, RopeScaling, Yarn};
 use crate::weights::{Weights, name_in};
 
 /// What a folder becomes.
@@ -87,10 +87,19 @@ fn describe(header: &mut gguf::Writer, path: &Path, description: &Description, f
     if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
         header.set("general.name", name);
     }
-    for (name, given) in found {
+    // Folders call either by names of the other.
+    let epsilons = [
+        "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
+    ];
+    let said = found.iter().filter(|(name, _)| !epsilons.contains(name));
+    for (name, given) in said {
         set(header, &format!("{family}.{name}"), given);
     }
     let key = |name: &str| format!("{family}.{name}");
+    let norm = description.spec.norm;
+    let of_kind = epsilons[usize::from(norm.kind != NormKind::Rms)];
+    header.set(&key(of_kind), norm.epsilon);
     if let Some(length) = found.get("attention.key_length") {
         set(header, &key("attention.value_length"), length);
     }

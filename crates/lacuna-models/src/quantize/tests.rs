@@ -343,20 +343,34 @@ fn folders_become_what_converters_make_of_them_or_are_refused_by_family() {
     }
     converted.sort();
     let expected = [
+        "arcee",
         "cohere2",
+        "command-r",
+        "ernie4-5",
+        "exaone3",
         "exaone4",
+        "gemma",
         "gemma2",
         "gemma3",
+        "glm",
         "granite",
+        "hunyuan",
         "llama2",
         "llama3",
+        "minicpm",
         "mistral",
+        "nemotron",
         "olmo2",
+        "phi2",
         "qwen2",
         "qwen3",
         "qwen3-untied",
         "qwen3-yarn",
+        "seed-oss",
         "smollm3",
+        "stablelm",
+        "stablelm-parallel",
+        "starcoder2",
     ];
     assert_eq!(converted, expected);
 }

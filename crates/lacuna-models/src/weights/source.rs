@@ -777,6 +777,15 @@ impl<'a> Source<'a> {
         names.chain([heads::PREFIX.to_owned()]).collect()
     }
 
+    /// Whether a tensor is a norm's bias of zeros, which files of norms that have none may hold.
+    fn adds_nothing(&self, name: &str) -> bool {
+        let bias = name.ends_with("norm.bias").then(|| self.tensors.get(name));
+        let Some(Ok(Some(bias))) = bias else {
+            return false;
+        };
+        bias.bytes().iter().all(|byte| *byte == 0)
+    }
+
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
         // Files of models that pool may have an output matrix all the same.
@@ -803,7 +812,11 @@ impl<'a> Source<'a> {
                 && !is_outside(name)
                 && !unused_names.iter().any(|unused| unused == name);
             let is_ahead = ahead.iter().any(|block| name.starts_with(block.as_str()));
-            unused && !is_ahead && !is_redundant(name, tied) && !idle.contains(*name)
+            unused
+                && !is_ahead
+                && !is_redundant(name, tied)
+                && !idle.contains(*name)
+                && !self.adds_nothing(name)
         });
         match surplus {
             None => Ok(()),
