@@ -918,9 +918,13 @@ impl RopeReader<'_> {
 
     /// The rotary base so stretched that the slowest pair turns `alpha` times as slowly and the fastest as ever.
     fn stretched(&self, theta: f64, dimensions: usize) -> Result<f64, ConfigError> {
+        let Some(alpha) = self.alpha()? else {
+            return Ok(theta);
+        };
         let turned = dimensions as f64;
-        let alpha = self.alpha()?;
-        Ok(alpha.map_or(theta, |alpha| theta * alpha.powf(turned / (turned - 2.0))))
+        // As GGUF files, which have what it comes to, have it.
+        let stretched = theta * alpha.powf(turned / (turned - 2.0));
+        Ok(f64::from(stretched as f32))
     }
 
     /// The context the model was trained on before frequencies were stretched.

@@ -19,13 +19,15 @@ pub(crate) const FAMILY: Family = Family {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let of = |name, usual| -> Result<bool, ConfigError> {
-        Ok(facts.get(Key::huggingface(name))?.unwrap_or(usual))
+    let has = |tensor, name, usual| -> Result<bool, ConfigError> {
+        match facts.has_tensor(tensor) {
+            Some(has) => Ok(has),
+            None => Ok(facts.get(Key::huggingface(name))?.unwrap_or(usual)),
+        }
     };
-    // GGUF files have the tensors or not.
     let biases = Biases {
-        projections: of("attention_bias", !facts.is_gguf())?,
-        output: of("attention_out_bias", false)?,
+        projections: has("blk.0.attn_q.bias", "attention_bias", true)?,
+        output: has("blk.0.attn_output.bias", "attention_out_bias", false)?,
     };
     for layer in &mut spec.layers {
         layer.attention_mut().biases = biases;

@@ -28,12 +28,11 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     }
     let mut spec = decoder(facts)?;
     spec.norm.kind = NormKind::BiasedLayer;
-    // GGUF files say it too, and other programs go by whether there is a second norm.
+    let said = facts.get(Key::new("use_parallel_residual", "use_parallel_residual"))?;
+    // Whether there is a second norm is what other programs go by.
     let parallel = match facts.has_tensor("blk.0.ffn_norm.weight") {
         Some(has) => !has,
-        None => facts
-            .get(Key::huggingface("use_parallel_residual"))?
-            .unwrap_or(false),
+        None => said.unwrap_or(false),
     };
     if parallel {
         for layer in &mut spec.layers {
