@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from safetensors.numpy import load_file
 from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3TextConfig
 
-from . import models, multimodal, tiled, vision_pixtral, vision_qwen
+from . import models, multimodal, tiled, vision_gemma4, vision_pixtral, vision_qwen
 from .families import fixture, gemma
 from .families.fixture import Fixture
 
@@ -175,4 +175,5 @@ def make(out: pathlib.Path) -> None:
     preprocessing(out / "images")
     vision_qwen.make(out)
     vision_pixtral.make(out)
+    vision_gemma4.make(out)
     tiled.make(out)

@@ -43,11 +43,12 @@ pub struct EyesArgs {
     /// `mmproj` in it; Hugging Face folders have it with the rest]
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
-    /// Tokens of an image at most, of models whose images have sizes of their own (Qwen, Pixtral): larger ones are made
-    /// smaller, which takes less memory and time [default: what the model's files say, of Qwen's no more than 1280]
+    /// Tokens of an image at most, of models whose images have sizes of their own (Qwen, Pixtral, Gemma 4): larger ones are
+    /// made smaller, which takes less memory and time [default: what the model's files say, of Qwen's no more than 1280]
     #[arg(long, value_name = "TOKENS")]
     pub image_max_tokens: Option<NonZeroUsize>,
-    /// Tokens of an image at least, of the same models: smaller ones are made larger [default: what the model's files say]
+    /// Tokens of an image at least, of the same models: smaller ones are made larger [default: what the model's files say,
+    /// of Gemma 4 as many as it has at most]
     #[arg(long, value_name = "TOKENS")]
     pub image_min_tokens: Option<NonZeroUsize>,
 }

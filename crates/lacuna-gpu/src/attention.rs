@@ -47,12 +47,13 @@ const SIDE_BY_SIDE: usize = 64;
 const MOST_STATE_WORDS: u64 = 8 << 20;
 
 /// Words that partial results of attention in `program` get for batches up to `limits`;
-/// with `whole_images`, tokens of an image see all of it, which is no longer than a batch.
+/// tokens of an image may see all of it, which is no longer than a batch.
 pub(crate) fn room(part: &Part, limits: BatchLimits) -> u64 {
-    let whole_images = part.model.spec().keeps_images_whole();
-    let ahead = if whole_images { limits.tokens } else { 0 };
+    let images = part.model.spec().image_attention();
     let words = part.ops().map(|op| match op {
         Op::Attend { shape, .. } => {
+            let whole = images.sees_whole(shape.mask);
+            let ahead = if whole { limits.tokens } else { 0 };
             let one = state_words(shape, most_partitions(shape, limits.context_tokens, ahead));
             let some = one * limits.tokens.min(SIDE_BY_SIDE) as u64;
             some.min(MOST_STATE_WORDS).max(one)
@@ -222,7 +223,8 @@ impl<'a> Pass<'a> {
         let mut waiting: Vec<(Merge, usize)> = Vec::new();
         let (mut used, mut before) = (0, 0);
         for (index, segment) in segments.iter().enumerate() {
-            for (tokens, whole) in runs(segment, self.whole_images) {
+            let whole_images = self.image_attention.sees_whole(shape.mask);
+            for (tokens, whole) in runs(segment, whole_images) {
                 let sight = Sight {
                     shape,
                     segment: index,

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use lacuna_kernels::{DType, ElementType};
+use lacuna_kernels::{DType, ElementType, RopeStyle};
 use lacuna_kv::{Geometry, KvPolicy, Layout, Side, ValueRows};
 use lacuna_models::program::{Lookup, Op, Step};
 use lacuna_models::spec::{Activation, Gating, Mask};
@@ -244,7 +244,6 @@ fn lacking(op: &Op) -> Option<String> {
         }
         | Op::Positions { .. }
         | Op::Rotations { .. }
-        | Op::Rotate { .. }
         | Op::PlaceImages { .. }
         | Op::Store { .. }
         | Op::RouteToAll { .. }
@@ -272,6 +271,10 @@ fn lacking(op: &Op) -> Option<String> {
         // Nothing goes back to earlier states here.
         | Op::StateInputs { .. }
         | Op::Return { .. } => None,
+        Op::Rotate { style, .. } => match style {
+            RopeStyle::HalfSplit | RopeStyle::Interleaved => None,
+            RopeStyle::HalvesSplit => Some(format!("rotations in the order {style:?}")),
+        },
         Op::Product { function, .. } => function.and_then(unknown),
         Op::Apply { function, .. } => unknown(*function),
         Op::Attend { shape, .. } => match mask_code(shape.mask) {

@@ -378,5 +378,7 @@ pub(crate) fn pairs_of(dimensions: usize, style: RopeStyle) -> (usize, usize, us
     match style {
         RopeStyle::HalfSplit => (pairs, pairs, 1),
         RopeStyle::Interleaved => (pairs, 1, 2),
+        // Models with it were refused.
+        RopeStyle::HalvesSplit => (0, 0, 0),
     }
 }

@@ -325,7 +325,7 @@ impl VulkanExecutor {
             size,
             wanted,
             is_begun: self.part.split.is_some(),
-            whole_images: self.part.model.spec().keeps_images_whole(),
+            image_attention: self.part.model.spec().image_attention(),
             merge_partitions: self.merge_partitions,
         };
         pass.run(&self.actions, segments)?;

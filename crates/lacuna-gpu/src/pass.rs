@@ -5,7 +5,7 @@
 use lacuna_kv::{Layer, Side};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Rows, Slot, VectorId};
-use lacuna_models::spec::NormKind;
+use lacuna_models::spec::{ImageAttention, NormKind};
 use lacuna_models::{PassSize, Segment};
 use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOWS};
@@ -89,8 +89,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) wanted: Wanted,
     /// Whether the first of what the host gives is what the processor has computed before.
     pub(crate) is_begun: bool,
-    /// Whether the tokens of an image see all of it.
-    pub(crate) whole_images: bool,
+    /// How the tokens of an image see one another.
+    pub(crate) image_attention: ImageAttention,
     /// [`VulkanConfig::merge_partitions`](crate::VulkanConfig::merge_partitions).
     pub(crate) merge_partitions: Option<bool>,
 }

@@ -93,8 +93,8 @@ struct OwnSize {
 #[test]
 fn preprocessing_to_other_sizes_is_the_references_to_one_in_255() {
     let expected: Expected = serde_json::from_slice(&file("expected.json")).expect("valid JSON");
-    // Within bounds of all pixels, and of those of the longer side.
-    let all = ["own-size", "longest-edge"].map(|it| {
+    // Within bounds of all pixels, and of those of the longer side; and as large as bounds let them be.
+    let all = ["own-size", "longest-edge", "filled"].map(|it| {
         let sizes: Vec<OwnSize> =
             serde_json::from_slice(&file(&format!("{it}.json"))).expect("valid JSON");
         (sizes, file(&format!("{it}.u8")))

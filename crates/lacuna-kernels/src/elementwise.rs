@@ -144,6 +144,46 @@ impl Kernel for Scale<'_> {
     }
 }
 
+/// Holds elements between bounds.
+pub(crate) struct Clamp<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) bounds: [f32; 2],
+}
+
+impl Kernel for Clamp<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let [least, most] = self.bounds;
+        for x in self.x {
+            // Comparisons with what is no number are false: it stays, to be found by whoever looks for it.
+            let above = if *x < least { least } else { *x };
+            *x = if above > most { most } else { above };
+        }
+    }
+}
+
+/// `x = (x - shift) * factor`, row by row.
+pub(crate) struct Standardize<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) shifts: &'a [f32],
+    pub(crate) factors: &'a [f32],
+}
+
+impl Kernel for Standardize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for row in self.x.chunks_exact_mut(self.shifts.len()) {
+            for ((x, shift), factor) in row.iter_mut().zip(self.shifts).zip(self.factors) {
+                *x = (*x - shift) * factor;
+            }
+        }
+    }
+}
+
 /// Multiplies each row of `width` elements by its factor.
 pub(crate) struct ScaleRows<'a> {
     pub(crate) x: &'a mut [f32],

@@ -54,7 +54,12 @@ fn rotation_pairs_elements_as_the_style_says() {
         let cpu = cpu(level, 2);
         let mut table = vec![0.0; tokens * rotated];
         cpu.rope_table(&mut table, &positions, &frequencies, 1.5);
-        for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
+        let styles = [
+            RopeStyle::HalfSplit,
+            RopeStyle::Interleaved,
+            RopeStyle::HalvesSplit,
+        ];
+        for style in styles {
             let mut out = x.clone();
             cpu.rope(&mut out, heads, dim, style, &table);
             let expected = (0..x.len()).map(|index| {
@@ -64,6 +69,10 @@ fn rotation_pairs_elements_as_the_style_says() {
                     _ if i >= rotated => return f64::from(x[index]),
                     RopeStyle::HalfSplit => (i % half, i % half, i % half + half),
                     RopeStyle::Interleaved => (i / 2, i / 2 * 2, i / 2 * 2 + 1),
+                    RopeStyle::HalvesSplit => {
+                        let (quarter, first) = (half / 2, i / half * half + i % (half / 2));
+                        (i / half * quarter + i % quarter, first, first + quarter)
+                    }
                 };
                 let angle = f64::from(positions[token] as f32 * frequencies[pair]);
                 let (sin, cos) = (1.5 * angle.sin(), 1.5 * angle.cos());
@@ -76,6 +85,28 @@ fn rotation_pairs_elements_as_the_style_says() {
             });
             assert_close(&out, expected, 1e-6, "rope");
         }
+    }
+}
+
+#[test]
+fn elements_are_held_between_bounds_and_columns_standardized() {
+    for level in levels() {
+        let cpu = cpu(level, 3);
+        let mut x: Vec<f32> = (0..40_000).map(|at| (at % 11) as f32 - 5.0).collect();
+        x[7] = f32::NAN;
+        let before = x.clone();
+        cpu.clamp(&mut x, [-2.5, 3.0]);
+        for (held, value) in x.iter().zip(&before) {
+            let wanted = value.clamp(-2.5, 3.0);
+            assert!(*held == wanted || (held.is_nan() && value.is_nan()));
+        }
+        cpu.clamp(&mut x[8..], [f32::NEG_INFINITY, f32::INFINITY]);
+        cpu.clamp(&mut x[8..20], [4.0, 1.0]);
+        assert!(x[8..20].iter().all(|value| *value == 1.0));
+        let mut rows: Vec<f32> = (0..30_000).map(|at| at as f32).collect();
+        cpu.standardize(&mut rows, &[1.0, 2.0, 3.0], &[2.0, 0.5, -1.0]);
+        assert_eq!(rows[..6], [-2.0, -0.5, 1.0, 4.0, 1.0, -2.0]);
+        assert_eq!(rows[29_997..], [59_992.0, 14_998.0, -29_996.0]);
     }
 }
 
@@ -111,13 +142,17 @@ fn a_frequency_of_zero_leaves_its_pair_as_it_is() {
         let cpu = cpu(level, 2);
         let mut table = vec![0.0; tokens * dim];
         cpu.rope_table(&mut table, &[0, 77, 1_000_000], &frequencies, 1.0);
-        for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
+        let halves = RopeStyle::HalvesSplit;
+        for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved, halves] {
             let mut out = x.clone();
             cpu.rope(&mut out, heads, dim, style, &table);
             for (index, (out, x)) in out.iter().zip(&x).enumerate() {
                 let pair = match style {
                     RopeStyle::HalfSplit => index % (dim / 2),
                     RopeStyle::Interleaved => index % dim / 2,
+                    RopeStyle::HalvesSplit => {
+                        index % dim / (dim / 2) * (dim / 4) + index % (dim / 4)
+                    }
                 };
                 let turned = index >= heads * dim && pair < 4;
                 assert_eq!(out != x, turned, "{level:?} {style:?}, element {index}");

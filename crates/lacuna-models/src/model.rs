@@ -13,7 +13,7 @@ use crate::program::{Program, TensorName};
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
-use crate::spec::{HeadSpec, ImageInput, ImageTokenBounds, ModelSpec};
+use crate::spec::{HeadSpec, ImageAttention, ImageInput, ImageTokenBounds, ModelSpec};
 use crate::vision::{ImageEncoder, ImageTokens, image_prompt};
 use crate::weights::{
     Beside, ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights, name_in,
@@ -288,7 +288,7 @@ impl Model {
             scratch: &mut *scratch,
             stream,
             shared: None,
-            images_whole: false,
+            image_attention: ImageAttention::Causal,
             features,
         };
         self.run_program(pass, program)?;
@@ -384,7 +384,7 @@ impl Model {
             scratch,
             stream: self.weights.stream(),
             shared: None,
-            images_whole: self.spec.keeps_images_whole(),
+            image_attention: self.spec.image_attention(),
             features: &[],
         })
     }
@@ -415,7 +415,7 @@ impl Model {
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
-            images_whole: self.spec.keeps_images_whole(),
+            image_attention: self.spec.image_attention(),
             features: &[],
         };
         self.run(pass)?;

@@ -18,7 +18,8 @@ use crate::plan::{ArenaPlan, PlanError, WeightPlan};
 use crate::program::{Op, Program};
 use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{
-    Grid, ImageRows, ImageTokenBounds, ImageTooLong, ModelSpec, OutputSpec, Patches, TiledSizes,
+    Grid, ImageAttention, ImageRows, ImageTokenBounds, ImageTooLong, ModelSpec, OutputSpec,
+    Patches, TiledSizes,
 };
 use crate::weights::{Beside, Loading, Weights};
 use lacuna_files::ModelFiles;
@@ -246,7 +247,7 @@ fn projector_beside(
 fn no_encoder(path: &Path) -> ConfigError {
     ConfigError::Unsupported {
         feature: format!("{}, which has no encoder of images", path.display()),
-        supported: "an mmproj file of Gemma 3, SmolVLM, Pixtral, Mistral 3 or one of Qwen's vision models is",
+        supported: "an mmproj file of Gemma 3 or 4, SmolVLM, Pixtral, Mistral 3 or one of Qwen's vision models is",
     }
 }
 
@@ -481,7 +482,7 @@ impl ImageEncoder {
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
-            images_whole: false,
+            image_attention: ImageAttention::Causal,
             features: &[],
         };
         let computed = pass.run(&self.program);

@@ -137,6 +137,39 @@ fn plan_says_what_images_of_all_shapes_take() {
 }
 
 #[test]
+fn images_that_are_as_large_as_may_be_are_so_in_fewer_tokens() {
+    for model in ["../gemma4", "../gemma4-dense"] {
+        let image = path(&format!("{model}/image-0.png"));
+        for file in ["hf", "model.gguf"] {
+            let model = path(&format!("{model}/{file}"));
+            let tokens = |more: &[&str]| -> Vec<u64> {
+                let args = ["plan", &model, "--ctx", "512", "--json"];
+                let images = ["--image", "1000x1000", "--image", "8x8"];
+                let said = succeeds(&lacuna(&[&args[..], &images, more].concat()));
+                let said: Value = serde_json::from_str(&said).expect("one JSON object");
+                let images = said["images"]["images"].as_array().expect("two");
+                let tokens = images.iter().map(|image| image["tokens"].as_u64());
+                tokens.map(|tokens| tokens.expect("a number")).collect()
+            };
+            // Squares of 16 a side, of which 280 have room.
+            assert_eq!(tokens(&[]), [256, 256], "{model}");
+            assert_eq!(tokens(&["--image-max-tokens", "9"]), [9, 9], "{model}");
+            let run = |more: &[&str]| {
+                let args = [
+                    "run", &model, "--image", &image, "-p", "A", "-n", "2", "--json",
+                ];
+                let said = succeeds(&lacuna(&[&args[..], more].concat()));
+                let said: Value = serde_json::from_str(&said).expect("one JSON object");
+                said["prompt_tokens"].as_u64().expect("a number")
+            };
+            // Of 36 x 24 pixels: in six tokens two rows of three, in 280 thirteen of twenty.
+            let few = run(&["--image-max-tokens", "6"]);
+            assert_eq!(run(&[]) - few, 13 * 20 - 6, "{model}");
+        }
+    }
+}
+
+#[test]
 fn images_are_held_to_as_many_tokens_as_are_asked_for() {
     for model in ["../qwen3-vl", "../mistral3"] {
         let (folder, image) = (

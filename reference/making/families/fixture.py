@@ -95,7 +95,7 @@ def draw_one(random, name: str, shape: tuple[int, ...], fixture: Fixture) -> np.
     else:
         step = models.grid_step(shape[1])
         values = np.clip(34 * normal, -127, 127) * step
-    return (np.round(values / step) * step).astype(np.float32)
+    return np.asarray(np.round(values / step) * step, np.float32)
 
 
 # --- Hugging Face folder ---------------------------------------------------------------------
@@ -264,7 +264,7 @@ def gguf_tensors(fixture: Fixture, folder: pathlib.Path, layers: int) -> Tensors
 
 def text_name(name: str) -> str | None:
     """A tensor's name without the multimodal wrapper's prefix; None if it is not of the text model."""
-    if any(part in name for part in ("visual.", "vision_", "projector", "connector")):
+    if any(part in name for part in ("visual.", "vision_", "embed_vision.", "projector", "connector")):
         return None
     name = name.replace("language_model.", "").replace("text_model.", "").replace("model.model.", "model.")
     return name if name.endswith((".weight", ".bias")) else name + ".weight"

@@ -7,7 +7,13 @@ use lacuna_models::spec::Grid;
 
 use crate::support::{BOUND, OnDevice, OnProcessor, open_device, relative_l2, some_tokens};
 
-const GEMMA: &str = "families/gemma3/hf";
+/// Models whose images are seen as a whole, in windows alone, and as text is, with inputs for each layer beside; and where they
+/// are split.
+const MODELS: [(&str, usize); 3] = [
+    ("families/gemma3/hf", 6),
+    ("vision/gemma4-dense/hf", 2),
+    ("vision/gemma4/hf", 2),
+];
 
 /// Numbers about zero, none alike.
 fn rows(elements: usize) -> Vec<f32> {
@@ -25,16 +31,22 @@ fn images(hidden: usize) -> [Shown; 2] {
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
-fn tokens_of_images_see_all_of_theirs_as_on_the_processor() {
-    let mut device = OnDevice::open(GEMMA, ElementType::F32);
+fn tokens_of_images_see_what_they_do_on_the_processor() {
+    for (model, layers) in MODELS {
+        seen_as_on_the_processor(model, layers);
+    }
+}
+
+fn seen_as_on_the_processor(model: &str, layers: usize) {
+    let mut device = OnDevice::open(model, ElementType::F32);
     let tokens = some_tokens(60, device.vocabulary());
     let images = images(device.model.spec().hidden);
     let mut sequence = device.sequence();
     let found = device.extend_shown(&mut sequence, &tokens, &images);
-    let mut processor = OnProcessor::open(GEMMA, ElementType::F32);
+    let mut processor = OnProcessor::open(model, ElementType::F32);
     let wanted = processor.logits_shown(&tokens, &images);
     let apart = relative_l2(&found, &wanted);
-    assert!(apart <= BOUND, "{apart:e}");
+    assert!(apart <= BOUND, "{model}: {apart:e}");
     // What they show matters.
     let without = device.logits(&tokens);
     assert!(relative_l2(&without, &wanted) > 0.1);
@@ -45,15 +57,15 @@ fn tokens_of_images_see_all_of_theirs_as_on_the_processor() {
     for part in [0..5, 5..21, 21..25, 25..60] {
         pieces.extend(device.extend_shown(&mut sequence, &tokens[part], &images));
     }
-    assert!(pieces == found, "in pieces");
+    assert!(pieces == found, "{model}, in pieces");
 
     // And where the processor places them, and the device goes on.
     let card = open_device();
     let elements = KvElements::both(ElementType::F32);
-    let split = OnDevice::behind(&card, (GEMMA, 6), elements, KvPolicy::default());
+    let split = OnDevice::behind(&card, (model, layers), elements, KvPolicy::default());
     let mut split = split.expect("the device runs its part");
     let mut sequence = split.sequence();
     let found = split.extend_shown(&mut sequence, &tokens, &images);
     let apart = relative_l2(&found, &wanted);
-    assert!(apart <= BOUND, "split: {apart:e}");
+    assert!(apart <= BOUND, "{model}, split: {apart:e}");
 }

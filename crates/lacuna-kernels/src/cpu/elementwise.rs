@@ -332,6 +332,24 @@ impl Cpu {
         });
     }
 
+    /// Holds every element between two bounds, the second of which counts where they are crossed. What is no number stays so.
+    pub fn clamp(&self, x: &mut [f32], bounds: [f32; 2]) {
+        self.rows(x, LANES, |_, x| {
+            self.proof.run(kernels::Clamp { x, bounds });
+        });
+    }
+
+    /// `x = (x - shift) * factor`, with a shift and a factor for each column.
+    ///
+    /// # Panics
+    /// When there is not one of each for a column, and `x` is not whole rows of these.
+    pub fn standardize(&self, x: &mut [f32], shifts: &[f32], factors: &[f32]) {
+        assert_eq!(shifts.len(), factors.len(), "one of each for a column");
+        self.rows(x, shifts.len(), |_, x| {
+            self.proof.run(kernels::Standardize { x, shifts, factors });
+        });
+    }
+
     /// `gate = activation(gate) * up`, element by element.
     ///
     /// # Panics

@@ -9,6 +9,9 @@ pub enum RopeStyle {
     HalfSplit,
     /// Element `2 i` with `2 i + 1`: GGUF files of the Llama family, whose rows are permuted so.
     Interleaved,
+    /// The same as `HalfSplit`, but in each half of the rotated elements by itself: those of the first have the first half of
+    /// the pairs. Encoders of images have it that turn one half by columns and the other by rows.
+    HalvesSplit,
 }
 
 /// Rotates the heads of some tokens.
@@ -36,10 +39,22 @@ impl Kernel for Rope<'_> {
                 match self.style {
                     RopeStyle::HalfSplit => rotate_halves(head, cos, sin),
                     RopeStyle::Interleaved => rotate_pairs(head, cos, sin),
+                    RopeStyle::HalvesSplit => {
+                        let (first, second) = head.split_at_mut(cos.len());
+                        let ([cos, cos_2], [sin, sin_2]) = (halves(cos), halves(sin));
+                        rotate_halves(first, cos, sin);
+                        rotate_halves(second, cos_2, sin_2);
+                    }
                 }
             }
         }
     }
+}
+
+#[inline(always)]
+fn halves(values: &[f32]) -> [&[f32]; 2] {
+    let (first, second) = values.split_at(values.len() / 2);
+    [first, second]
 }
 
 #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::spec::{Frames, Grid, PatchOrder, Patches, Windows};
+use crate::spec::{Channels, Frames, Grid, PatchOrder, Patches, Windows};
 
 /// An image of a pass, and where its patches are.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl<'a> ImageBatch<'a> {
         &self.windows
     }
 
-    /// Cuts the pixels into `output`: patch by patch, channel by channel, with the mean subtracted and divided by the
-    /// deviation.
+    /// Cuts the pixels into `output`: patch by patch, channel by channel or pixel by pixel, with the mean subtracted and divided
+    /// by the deviation.
     pub(super) fn cut(&self, patches: &Patches, output: &mut [f32]) {
         let (size, width) = (patches.pixels, self.grid.columns * patches.pixels);
         let tables: [[f32; 256]; 3] = std::array::from_fn(|channel| {
@@ -66,6 +66,16 @@ impl<'a> ImageBatch<'a> {
         let all = output.chunks_exact_mut(patches.elements());
         for (patch, place) in all.zip(&self.places) {
             let [top, left] = place.map(|at| at as usize * size);
+            if patches.channels == Channels::Together {
+                for (at, values) in patch.chunks_exact_mut(3).enumerate() {
+                    let pixel = (top + at / size) * width + left + at % size;
+                    let pixel = &self.pixels[pixel * 3..][..3];
+                    for ((value, byte), table) in values.iter_mut().zip(pixel).zip(&tables) {
+                        *value = table[usize::from(*byte)];
+                    }
+                }
+                continue;
+            }
             for (channel, part) in patch.chunks_exact_mut(frames * size * size).enumerate() {
                 let (frame, others) = part.split_at_mut(size * size);
                 for (at, value) in frame.iter_mut().enumerate() {
@@ -103,6 +113,16 @@ impl<'a> ImageBatch<'a> {
             let number = row.0 * per_side + column.0;
             (number as u32, (row.1 * column.1) as f32)
         })
+    }
+
+    /// For each patch the number of the row of its column, and of that of its row, where `each` of the former come before the
+    /// latter.
+    pub(super) fn on_axes(&self, each: usize) -> [Vec<u32>; 2] {
+        let rows = |first: usize, axis: usize| {
+            let places = self.places.iter();
+            places.map(|place| first as u32 + place[axis]).collect()
+        };
+        [rows(0, 1), rows(each, 0)]
     }
 
     /// Copies rows of squares in the order of the pass to a part of rows in that of the image.
@@ -197,6 +217,7 @@ mod tests {
             size: ImageSize::Square { per_side: 2 },
             resampling: Resampling::Bilinear,
             frames: Frames::One,
+            channels: Channels::Apart,
             order: PatchOrder::Rows,
             places: LearnedPlaces::None,
             normed: false,
@@ -220,6 +241,33 @@ mod tests {
         let close = |(found, wanted): (&f32, f32)| (found - wanted).abs() < 1e-5;
         let wanted = [0.0, 3.0, 6.0, 9.0, 1.0, 4.0, 7.0, 10.0, 2.0, 5.0, 8.0, 11.0];
         assert!(output.iter().zip(wanted).all(close), "{output:?}");
+        let together = Patches {
+            channels: Channels::Together,
+            ..one
+        };
+        cut(&together, &values, Grid::square(1), &mut output);
+        let wanted: [f32; 12] = std::array::from_fn(|index| index as f32);
+        assert!(output.iter().zip(wanted).all(close), "{output:?}");
+    }
+
+    #[test]
+    fn places_on_axes_are_those_of_columns_and_then_of_rows() {
+        let image = ImageBatch::new(
+            &Patches {
+                order: PatchOrder::Rows,
+                ..SQUARES
+            },
+            (
+                &[],
+                Grid {
+                    rows: 2,
+                    columns: 3,
+                },
+            ),
+        );
+        let [columns, rows] = image.on_axes(10);
+        assert_eq!(columns, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(rows, [10, 10, 10, 11, 11, 11]);
     }
 
     #[test]
@@ -245,6 +293,7 @@ mod tests {
         size: ImageSize::Square { per_side: 4 },
         resampling: Resampling::Bilinear,
         frames: Frames::TwoTogether,
+        channels: Channels::Apart,
         order: PatchOrder::Squares {
             side: 2,
             windows: Some(Windows {

@@ -9,7 +9,10 @@ use super::facts::Key;
 use super::gemma2::gemma;
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
-use crate::spec::{Activation, FeedForward, Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
+use crate::spec::{
+    Activation, FeedForward, ImageAttention, ImageInput, ImagePlace, ImagePrompt, Mask, ModelSpec,
+    PerLayerInputs, QkNorm, Values,
+};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma4",
@@ -38,6 +41,18 @@ pub(crate) const FAMILY: Family = Family {
         ..Naming::USUAL
     },
     shapes: SHAPES,
+};
+
+/// How its images stand in a decoder, whose templates write one mark for each.
+const IMAGES: ImageInput = ImageInput {
+    silent: &[],
+    attention: ImageAttention::Causal,
+    deepstack: 0,
+    prompt: ImagePrompt {
+        mark: "<|image|>",
+        written: "<|image><image|>",
+        place: ImagePlace::Between(["<|image>", "<image|>"]),
+    },
 };
 
 /// Of no published model: the table of its layers' inputs is four times all else, to measure what it takes to have
@@ -83,7 +98,28 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     heads(&mut spec, facts)?;
     share(&mut spec, facts)?;
     per_layer_inputs(&mut spec, facts)?;
+    spec.images = Some(ImageInput {
+        attention: image_attention(&spec, facts)?,
+        ..IMAGES
+    });
     Ok(spec)
+}
+
+/// How tokens of images see one another.
+fn image_attention(spec: &ModelSpec, facts: &Facts<'_>) -> Result<ImageAttention, ConfigError> {
+    let said: Option<String> = facts.get(Key::huggingface("use_bidirectional_attention"))?;
+    match said.as_deref() {
+        Some("vision") => Ok(ImageAttention::WholeImageInWindows),
+        Some(other) => Err(ConfigError::Unsupported {
+            feature: format!("use_bidirectional_attention {other}"),
+            supported: "vision is",
+        }),
+        // No GGUF file says it: of the published models it is those that have nothing of their own for each layer.
+        None if facts.is_gguf() && spec.per_layer_inputs.is_none() => {
+            Ok(ImageAttention::WholeImageInWindows)
+        }
+        None => Ok(ImageAttention::Causal),
+    }
 }
 
 /// The dense block of each layer gets experts beside it, in models that have some.

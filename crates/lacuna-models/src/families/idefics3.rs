@@ -12,7 +12,7 @@ use super::vision::{
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Frames, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
+    Channels, Frames, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
     LearnedPlaces, Merge, ModelSpec, PatchOrder, Patches, Resampling, TileMarks, Tiling,
 };
 use lacuna_files::gguf;
@@ -171,6 +171,7 @@ impl Tower {
                 size: ImageSize::Tiles(self.tiling),
                 resampling: self.resampling,
                 frames: Frames::One,
+                channels: Channels::Apart,
                 order: PatchOrder::Rows,
                 places: LearnedPlaces::Each,
                 normed: false,

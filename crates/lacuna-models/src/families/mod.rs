@@ -8,6 +8,7 @@ mod decoder;
 mod encoder;
 mod experts;
 mod facts;
+mod gemma4_vision;
 pub(crate) mod heads;
 mod idefics3;
 mod names;

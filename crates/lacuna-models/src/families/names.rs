@@ -1,5 +1,6 @@
 //! How tensors are called in files, whatever a program calls them.
 
+use crate::layers::{INPUT_BOUNDS, OUTPUT_BOUNDS};
 use crate::program::TensorName;
 
 /// How a file spells tensor names.
@@ -119,6 +120,12 @@ impl Naming {
             return format!("{inside}{}{dotted}", TensorName { part, ..name });
         }
         let part = self.part(name.part);
+        // Bounds are not the matrix's, but of the module that has it.
+        let of_module = [INPUT_BOUNDS, OUTPUT_BOUNDS].concat().contains(&suffix);
+        let part = match part.strip_suffix(".linear") {
+            Some(module) if of_module => module,
+            _ => part,
+        };
         // Parameters that are no module's weight or bias may be called quite otherwise.
         let of_suffix = self.parts.iter().find(|(gguf, _)| {
             let rest = gguf.strip_prefix(name.part);

@@ -13,9 +13,9 @@ use super::vision::{
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, FeedForward, Frames, Gated, ImageAttention, ImageInput, ImagePlace, ImagePrompt,
-    ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge, ModelSpec, Norm, NormKind, PatchOrder,
-    Patches, Resampling, Rope, RopeAxes, RopeScaling,
+    Activation, Channels, FeedForward, Frames, Gated, ImageAttention, ImageInput, ImagePlace,
+    ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge, ModelSpec, Norm, NormKind,
+    PatchOrder, Patches, Resampling, Rope, RopeAxes, RopeScaling,
 };
 use lacuna_files::gguf;
 use lacuna_files::huggingface::Folder;
@@ -313,6 +313,7 @@ impl Tower {
             },
             resampling: self.resampling,
             frames: Frames::One,
+            channels: Channels::Apart,
             order: PatchOrder::Rows,
             places: LearnedPlaces::None,
             normed: true,

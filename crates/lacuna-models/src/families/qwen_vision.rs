@@ -12,10 +12,10 @@ use super::vision::{
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, Gated, ImageAttention, ImageInput,
-    ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge, ModelSpec,
-    Norm, NormKind, PatchOrder, Patches, Plain, Resampling, Rope, RopeAxes, RopeScaling, Tap,
-    Windows,
+    Activation, Attention, Biases, Channels, FeedForward, Frames, Gated, ImageAttention,
+    ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize, LayerSpec, LearnedPlaces, Merge,
+    ModelSpec, Norm, NormKind, PatchOrder, Patches, Plain, Resampling, Rope, RopeAxes, RopeScaling,
+    Tap, Windows,
 };
 use lacuna_files::gguf::{self, FromValue};
 use lacuna_files::huggingface::Folder;
@@ -524,6 +524,7 @@ impl Tower {
             },
             resampling: self.resampling,
             frames: self.frames,
+            channels: Channels::Apart,
             order: PatchOrder::Squares {
                 side: self.merged,
                 windows,

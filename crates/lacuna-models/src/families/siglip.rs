@@ -9,7 +9,7 @@ use super::vision::{
 use super::{Facts, Family, Given, Naming, Shape};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Frames, ImageRows, ImageSize, LayerSpec,
+    Activation, Attention, Biases, Channels, FeedForward, Frames, ImageRows, ImageSize, LayerSpec,
     LearnedPlaces, Merge, ModelSpec, Norm, NormKind, PatchOrder, Patches, Plain, Resampling,
 };
 use lacuna_files::gguf;
@@ -189,6 +189,7 @@ impl Tower {
                 size: ImageSize::Square { per_side },
                 resampling: Resampling::Bilinear,
                 frames: Frames::One,
+                channels: Channels::Apart,
                 order: PatchOrder::Rows,
                 places: LearnedPlaces::Each,
                 normed: false,

@@ -5,7 +5,9 @@ use serde_json::{Map, Value};
 
 use super::decoder::LAYERS_READ;
 use super::facts::Key;
-use super::{Description, Facts, Family, Spelling, idefics3, pixtral, qwen_vision, siglip};
+use super::{
+    Description, Facts, Family, Spelling, gemma4_vision, idefics3, pixtral, qwen_vision, siglip,
+};
 use crate::error::ConfigError;
 use crate::spec::{
     Attention, FeedForward, ImageRows, LayerSpec, Mask, ModelSpec, Norm, OutputSpec, Resampling,
@@ -15,7 +17,7 @@ use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
 use lacuna_files::{Metadata, ModelFiles};
 
-/// Rows of the tensor of a name, if there is one.
+/// Rows of the tensor of a name, of all tables where it has several, if there is one.
 pub(super) type RowsOf<'a> = &'a dyn Fn(&str) -> Option<usize>;
 
 /// A kind of encoder.
@@ -36,8 +38,9 @@ pub(super) struct Encoder {
 }
 
 /// All kinds.
-static ENCODERS: [&Encoder; 6] = [
+static ENCODERS: [&Encoder; 7] = [
     &siglip::ENCODER,
+    &gemma4_vision::ENCODER,
     &idefics3::ENCODER,
     &pixtral::ENCODER,
     &qwen_vision::QWEN_3,
@@ -56,8 +59,11 @@ pub(super) const KEYS: &str = "clip";
 pub(crate) fn describe(files: &ModelFiles) -> Result<Option<Description>, ConfigError> {
     match files.metadata() {
         Metadata::Gguf(metadata) => describe_gguf(metadata, &|name| {
-            let tensor = files.tensors().get(name).ok().flatten();
-            tensor.and_then(|tensor| tensor.shape().first().copied())
+            let tensor = files.tensors().get(name).ok().flatten()?;
+            match *tensor.shape() {
+                [tables, each, _] => tables.checked_mul(each),
+                ref shape => shape.first().copied(),
+            }
         }),
         Metadata::HuggingFace(folder) if has_one(files) => described(of_folder(folder)?),
         // Some folders say that there is one, and have it not.
@@ -109,7 +115,7 @@ fn of_gguf(metadata: &gguf::Metadata, rows_of: RowsOf<'_>) -> Result<Found, Conf
     let Some(encoder) = ENCODERS.iter().find(|it| it.projectors.contains(&kind)) else {
         return Err(ConfigError::Unsupported {
             feature: format!("a projector of the type {kind}"),
-            supported: "gemma3, idefics3, pixtral, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
+            supported: "gemma3, gemma4v, idefics3, pixtral, qwen2vl_merger, qwen2.5vl_merger and qwen3vl_merger are",
         });
     };
     let spec = (encoder.gguf)(metadata, rows_of)?;

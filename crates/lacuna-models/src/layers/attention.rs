@@ -182,7 +182,7 @@ impl Stream<'_> {
     ) {
         let blocks = "attention-input-blocks";
         let made = outputs[0].1;
-        program.product(input, blocks, Rows::Tokens, width, outputs);
+        self.layer_product(input, blocks, width, outputs, program);
         if let (Gate::InQueries, Some(gate)) = (attention.gate, heads.gate) {
             // Of each head first its queries, then its gate.
             let (count, dim) = (attention.query_heads, attention.head_dim);
@@ -334,7 +334,7 @@ impl Stream<'_> {
         let bias = required_if(attention.biases.output);
         let matrix = program.matrix("attn_output", hidden, width, bias);
         let outputs = vec![(matrix, output)];
-        program.product(attended, "attended-blocks", Rows::Tokens, width, outputs);
+        self.layer_product(attended, "attended-blocks", width, outputs, program);
         if layer.norms.after() {
             let weight = program.vector("post_attention_norm", hidden);
             self.norm(weight, output, output, Rows::Tokens, program);

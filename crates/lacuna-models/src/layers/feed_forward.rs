@@ -110,7 +110,7 @@ impl Stream<'_> {
             true => (vec![(gate_matrix, gate)], Some(vec![(up_matrix, up)])),
             false => (vec![(gate_matrix, gate), (up_matrix, up)], None),
         };
-        program.product(input, blocks, Rows::Tokens, hidden, with_gate);
+        self.layer_product(input, blocks, hidden, with_gate, program);
 
         program.step("activate");
         if let Some(factor) = gated.gate_scale {
@@ -145,7 +145,7 @@ impl Stream<'_> {
 
         program.step("down");
         if let Some(up_outputs) = later {
-            program.product(input, blocks, Rows::Tokens, hidden, up_outputs);
+            self.layer_product(input, blocks, hidden, up_outputs, program);
             program.push(Op::Multiply {
                 to: gate,
                 by: up,
@@ -155,7 +155,7 @@ impl Stream<'_> {
         let output = program.values(names.output, Rows::Tokens, hidden);
         let matrix = program.matrix(names.down, hidden, inner, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
-        program.product(gate, "gate-blocks", Rows::Tokens, inner, outputs);
+        self.layer_product(gate, "gate-blocks", inner, outputs, program);
         output
     }
 

@@ -3,7 +3,7 @@
 
 use super::{Stream, norm_rows};
 use crate::error::Place;
-use crate::program::{Bias, Builder, Lookup, Merging, Op, Rows, Slot, VectorForm};
+use crate::program::{Bias, Builder, Factor, Lookup, Merging, Op, Places, Rows, Slot, VectorForm};
 use crate::spec::{
     Activation, Frames, ImageRows, LearnedPlaces, Merge, ModelSpec, Norm, NormKind, Patches,
 };
@@ -13,6 +13,12 @@ pub(crate) const PROJECTION: &str = "mm.input_projection";
 
 /// The part that makes rows of a decoder's width of joined rows of patches.
 const JOINED_PROJECTION: &str = "mm.model.fc";
+
+/// The same where files have it as they have other matrices.
+const POOLED_PROJECTION: &str = "mm.pooled_projection";
+
+/// What is learned of places.
+pub(crate) const PLACES: &str = "position_embd";
 
 /// The part that makes rows of patches.
 pub(crate) const PATCHES: &str = "patch_embd";
@@ -54,7 +60,7 @@ pub(super) fn patches(spec: &ModelSpec, patches: &Patches, program: &mut Builder
             });
             let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
             let count = patches.most();
-            let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
+            let table = program.matrix(PLACES, count, hidden_size, Bias::IfPresent);
             program.push(Op::Embed {
                 table,
                 of: Lookup::Positions(positions),
@@ -63,17 +69,16 @@ pub(super) fn patches(spec: &ModelSpec, patches: &Patches, program: &mut Builder
             add(rows, hidden, hidden_size, program);
         }
         LearnedPlaces::Between { per_side } => {
-            program.step("learned-input");
-            let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
-            let count = per_side * per_side;
-            let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
-            program.push(Op::AddPlaces {
-                table,
-                per_side,
-                rows,
+            let of = (Places::Near { per_side }, per_side * per_side);
+            add_places(of, hidden, hidden_size, program);
+        }
+        LearnedPlaces::Axes { each } => {
+            add_places(
+                (Places::Axes { each }, 2 * each),
                 hidden,
-                width: hidden_size,
-            });
+                hidden_size,
+                program,
+            );
         }
     }
     if patches.normed {
@@ -88,6 +93,20 @@ pub(super) fn patches(spec: &ModelSpec, patches: &Patches, program: &mut Builder
         place: Place::Embedding,
     });
     hidden
+}
+
+/// Adds to `hidden` what rows of a table of so many say of `places`.
+fn add_places((places, count): (Places, usize), hidden: Slot, width: usize, program: &mut Builder) {
+    program.step("learned-input");
+    let rows = program.values("learned-rows", Rows::Tokens, width);
+    let table = program.matrix(PLACES, count, width, Bias::IfPresent);
+    program.push(Op::AddPlaces {
+        table,
+        places,
+        rows,
+        hidden,
+        width,
+    });
 }
 
 /// `hidden += from`
@@ -170,12 +189,16 @@ impl Stream<'_> {
     pub(super) fn image_rows(&self, rows: &ImageRows, beside: bool, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
         program.step("merge");
-        if !matches!(rows.merge, Merge::Apart { .. }) {
+        if !matches!(rows.merge, Merge::Apart { .. } | Merge::Pooled { .. }) {
             let weight = program.vector(MERGER.norm, hidden);
             self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
         }
         let output = match rows.merge {
             Merge::Mean { norm_epsilon } => self.mean_rows(rows, norm_epsilon, program),
+            Merge::Pooled {
+                standardized,
+                norm_epsilon,
+            } => self.pooled_rows(rows, standardized, norm_epsilon, program),
             Merge::Joined => self.joined_rows(rows, program),
             Merge::Apart { reduced } => self.apart_rows(rows, reduced, program),
             Merge::SideBySide => {
@@ -299,6 +322,60 @@ impl Stream<'_> {
         let outputs = vec![(matrix, reduced)];
         program.product(merged, "merged-blocks", Rows::Logits, columns, outputs);
         reduced
+    }
+
+    /// Products of means of squares, which are made longer, perhaps standardized, and normed without weights.
+    fn pooled_rows(
+        &self,
+        rows: &ImageRows,
+        standardized: bool,
+        norm_epsilon: f32,
+        program: &mut Builder,
+    ) -> Slot {
+        let hidden = self.spec.hidden;
+        let merged = program.values("merged", Rows::Logits, hidden);
+        program.push(Op::MergePatches {
+            from: self.hidden,
+            to: merged,
+            merged: rows.merged,
+            merging: Merging::Mean,
+            width: hidden,
+        });
+        program.push(Op::Scale {
+            values: merged,
+            rows: Rows::Logits,
+            width: hidden,
+            factor: Factor::Fixed((hidden as f32).sqrt()),
+        });
+        if standardized {
+            let shifts = program.vector("std_bias", hidden);
+            let factors = program.vector("std_scale", hidden);
+            program.push(Op::Standardize {
+                values: merged,
+                shifts,
+                factors,
+                rows: Rows::Logits,
+                width: hidden,
+            });
+        }
+        program.push(Op::Norm {
+            norm: Norm {
+                kind: NormKind::Rms,
+                epsilon: norm_epsilon,
+            },
+            weight: None,
+            input: merged,
+            output: merged,
+            rows: Rows::Logits,
+            groups: 1,
+            width: hidden,
+        });
+        program.step("project-image");
+        let output = program.values("image-rows", Rows::Logits, rows.width);
+        let matrix = program.matrix(POOLED_PROJECTION, rows.width, hidden, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(merged, "merged-blocks", Rows::Logits, hidden, outputs);
+        output
     }
 
     /// Products of means of squares.

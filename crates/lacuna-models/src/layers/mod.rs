@@ -16,7 +16,7 @@ mod recurrence;
 mod short_convolution;
 
 pub(crate) use head::{HEAD_PROJECTION, emit_head};
-pub(crate) use image::{PATCHES, PROJECTION, SECOND_FRAME};
+pub(crate) use image::{PATCHES, PLACES, PROJECTION, SECOND_FRAME};
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
@@ -45,6 +45,10 @@ const ROTATIONS: [&str; 8] = [
     "rotations-6",
     "rotations-7",
 ];
+
+/// How the names of bounds end that files have beside a matrix.
+pub(crate) const INPUT_BOUNDS: [&str; 2] = ["input_min", "input_max"];
+pub(crate) const OUTPUT_BOUNDS: [&str; 2] = ["output_min", "output_max"];
 
 /// The whole forward pass; returns where it leaves its output, and what a head takes of every token, if there is one.
 pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> (Slot, Option<Slot>) {
@@ -237,6 +241,39 @@ impl Stream<'_> {
             width: self.spec.hidden,
             place: Place::Layer(index),
         });
+    }
+
+    /// `output = W input` for each of `outputs`, all of it held between bounds where the model has them.
+    pub(crate) fn layer_product(
+        &self,
+        input: Slot,
+        blocks: &'static str,
+        columns: usize,
+        outputs: Vec<(MatrixId, Slot)>,
+        program: &mut Builder,
+    ) {
+        if !self.spec.bounded {
+            return program.product(input, blocks, Rows::Tokens, columns, outputs);
+        }
+        for (matrix, output) in outputs {
+            // Others may read the same input, between bounds of their own.
+            let held = program.values("bounded-input", Rows::Tokens, columns);
+            let bounds = program.bounds_of(matrix, INPUT_BOUNDS);
+            program.push(Op::Clamp {
+                from: input,
+                to: held,
+                bounds,
+                width: columns,
+            });
+            program.product(held, blocks, Rows::Tokens, columns, vec![(matrix, output)]);
+            let bounds = program.bounds_of(matrix, OUTPUT_BOUNDS);
+            program.push(Op::Clamp {
+                from: output,
+                to: output,
+                bounds,
+                width: program.rows_of(matrix),
+            });
+        }
     }
 
     /// The residual stream takes up what a part of a layer has computed, so many times.

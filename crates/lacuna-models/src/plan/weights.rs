@@ -40,7 +40,7 @@ impl Weight {
     /// Whether its elements become `f32` apart from the file: norms and biases, those of experts in one
     /// tensor of all.
     fn is_copied(&self) -> bool {
-        self.shape.len() == 1 || self.name.ends_with("bias")
+        self.shape.len() <= 1 || self.name.ends_with("bias")
     }
 }
 

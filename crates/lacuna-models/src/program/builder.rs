@@ -148,6 +148,39 @@ impl Builder {
         VectorId(self.tensor(TensorSpec::Vector(VectorSpec { suffix, ..weight })))
     }
 
+    /// Elements of a product with a matrix.
+    ///
+    /// # Panics
+    /// For something other than a matrix.
+    pub(crate) fn rows_of(&self, MatrixId(matrix): MatrixId) -> usize {
+        let TensorSpec::Matrix(MatrixSpec { rows, .. }) = self.tensors[matrix] else {
+            unreachable!("a matrix's number")
+        };
+        rows
+    }
+
+    /// Two of the bounds that files have beside a matrix, the least and the most: `suffixes` are how their names end.
+    ///
+    /// # Panics
+    /// For something other than a matrix.
+    pub(crate) fn bounds_of(
+        &mut self,
+        MatrixId(matrix): MatrixId,
+        suffixes: [&'static str; 2],
+    ) -> [VectorId; 2] {
+        let TensorSpec::Matrix(MatrixSpec { name, .. }) = self.tensors[matrix] else {
+            unreachable!("a matrix's number")
+        };
+        suffixes.map(|suffix| {
+            VectorId(self.tensor(TensorSpec::Vector(VectorSpec {
+                name,
+                suffix,
+                width: 1,
+                form: VectorForm::Plain,
+            })))
+        })
+    }
+
     fn name(&self, part: &'static str) -> TensorName {
         TensorName {
             layer: self.layer,

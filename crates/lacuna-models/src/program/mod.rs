@@ -33,7 +33,7 @@ use crate::spec::{HeadSpec, LogitsSpec, ModelSpec, OutputSpec};
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
 pub(crate) use neurons::{GatedNeurons, sparse_matrices};
-pub use op::{Access, Factor, Lookup, Merging, Op};
+pub use op::{Access, Factor, Lookup, Merging, Op, Places};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use split::Split;
 pub use tensors::{

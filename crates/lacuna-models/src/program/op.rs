@@ -20,6 +20,21 @@ pub enum Merging {
     Unfolded,
 }
 
+/// Which rows of a table are added to a patch's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Places {
+    /// Those of the four places around it in a square of so many of a side, weighed by how near they are.
+    Near {
+        /// Places of its side.
+        per_side: usize,
+    },
+    /// That of its column, and that of its row, which are behind so many of columns.
+    Axes {
+        /// Rows for columns.
+        each: usize,
+    },
+}
+
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -55,13 +70,12 @@ pub enum Op {
         /// Which part it is; the first took the place of the token's own row.
         part: usize,
     },
-    /// What is learned of the places of patches is added to their rows, where the image has other places than the table:
-    /// the mean of the four around, weighed by how near they are.
+    /// What is learned of the places of patches is added to their rows, where they have not simply one each.
     AddPlaces {
-        /// The table, of a square of places.
+        /// The table.
         table: MatrixId,
-        /// Places of its side.
-        per_side: usize,
+        /// Which of its rows.
+        places: Places,
         /// `[patches, width]`, for rows of the table.
         rows: Slot,
         /// `[patches, width]`
@@ -368,6 +382,30 @@ pub enum Op {
         gate: Slot,
         /// `[tokens, width]`
         up: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Rows held between learned bounds: `to = min(max(from, least), most)`
+    Clamp {
+        /// `[tokens, width]`
+        from: Slot,
+        /// The same; may be `from`.
+        to: Slot,
+        /// The only element of each: the least and the most.
+        bounds: [VectorId; 2],
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `values = (values - shift) * factor`, with a shift and a factor for each column.
+    Standardize {
+        /// `[rows, width]`
+        values: Slot,
+        /// What is subtracted.
+        shifts: VectorId,
+        /// What they are multiplied by then.
+        factors: VectorId,
+        /// How many rows.
+        rows: Rows,
         /// Elements of a row.
         width: usize,
     },
@@ -717,7 +755,9 @@ impl Op {
                 factors: like,
                 ..
             } => vec![(*values, Read), (*like, Read)],
+            Self::Clamp { from, to, .. } => vec![(*from, Read), (*to, Write)],
             Self::Apply { values, .. }
+            | Self::Standardize { values, .. }
             | Self::Normalize { values, .. }
             | Self::KeepOutliers { values, .. }
             | Self::Scale { values, .. }

@@ -30,9 +30,9 @@ use crate::error::ConfigError;
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
 pub use head::{Assistant, Eagle3, HeadKind, HeadResidual, HeadSpec, TapNorm};
 pub use image::{
-    Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize,
-    ImageTokenBounds, ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches, Resampling, Tap,
-    TileMarks, Windows,
+    Channels, Frames, Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows,
+    ImageSize, ImageTokenBounds, ImageTooLong, LearnedPlaces, Merge, PatchOrder, Patches,
+    Resampling, Tap, TileMarks, Windows,
 };
 pub use latent::Latent;
 pub use recurrence::{
@@ -69,6 +69,8 @@ pub struct ModelSpec {
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// Residual streams beside the one that layers compute.
     pub altup: Option<AltUp>,
+    /// Whether what goes into the products of layers and comes out of them is held between bounds, of each product its own.
+    pub bounded: bool,
     /// The rotations that layers turn queries and keys by.
     pub ropes: Vec<Rope>,
     /// Decoder layers, first to last.
@@ -626,10 +628,16 @@ impl ModelSpec {
         axes.max().unwrap_or(1)
     }
 
+    /// How the tokens of an image see one another.
+    #[must_use]
+    pub fn image_attention(&self) -> ImageAttention {
+        (self.images).map_or(ImageAttention::Causal, |images| images.attention)
+    }
+
     /// Whether the tokens of an image have to be computed in one pass.
     #[must_use]
     pub fn keeps_images_whole(&self) -> bool {
-        (self.images).is_some_and(|images| images.attention == ImageAttention::WholeImage)
+        self.image_attention() != ImageAttention::Causal
     }
 
     /// How logits are made, if they are.

@@ -37,6 +37,8 @@ pub enum RopeAxes {
     /// The same, but of the frequencies of all pairs rows have the first, the third and so on, and columns the others
     /// (Pixtral).
     PatchInTurn,
+    /// The first half of the pairs by a patch's column, the other by its row, at the same frequencies (Gemma 4).
+    PatchByColumn,
 }
 
 impl RopeAxes {
@@ -45,7 +47,7 @@ impl RopeAxes {
     pub const fn count(self) -> usize {
         match self {
             Self::One => 1,
-            Self::Patch | Self::PatchInTurn => 2,
+            Self::Patch | Self::PatchInTurn | Self::PatchByColumn => 2,
             Self::Sections(_) | Self::Interleaved(_) => 3,
         }
     }
@@ -61,6 +63,7 @@ impl RopeAxes {
             Self::Interleaved([.., columns]) if pair % 3 == 2 && pair < 3 * columns => 2,
             Self::Interleaved(_) => 0,
             Self::Patch | Self::PatchInTurn => u8::from(pair >= pairs / 2),
+            Self::PatchByColumn => u8::from(pair < pairs / 2),
         };
         (0..pairs).map(of_pair).collect()
     }
@@ -201,7 +204,7 @@ impl Rope {
         // The place of a pair in a series, and the elements that it is for.
         let place = |pair: usize| match self.axes {
             // Each half of a patch's pairs begins anew.
-            RopeAxes::Patch => (pair % half, self.dimensions / 2),
+            RopeAxes::Patch | RopeAxes::PatchByColumn => (pair % half, self.dimensions / 2),
             RopeAxes::PatchInTurn => (2 * (pair % half) + pair / half, self.dimensions),
             RopeAxes::One | RopeAxes::Sections(_) | RopeAxes::Interleaved(_) => {
                 (pair, self.dimensions)
@@ -345,6 +348,7 @@ mod tests {
         let interleaved = of(RopeAxes::Interleaved([4, 2, 2]), 8);
         assert_eq!(interleaved, [0, 1, 2, 0, 1, 2, 0, 0]);
         assert_eq!(of(RopeAxes::Patch, 4), [0, 0, 1, 1]);
+        assert_eq!(of(RopeAxes::PatchByColumn, 4), [1, 1, 0, 0]);
     }
 
     #[test]

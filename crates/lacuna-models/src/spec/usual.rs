@@ -24,6 +24,7 @@ impl ModelSpec {
             learned_input: None,
             per_layer_inputs: None,
             altup: None,
+            bounded: false,
             ropes: Vec::new(),
             layers: Vec::new(),
             layers_ahead: 0,

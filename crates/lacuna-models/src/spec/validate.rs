@@ -3,10 +3,10 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, FeedForward, Gated, ImageRows, ImageSize, Laurel, LayerSpec, LearnedInput,
-    LearnedPlaces, LearnedPositions, Mask, Merge, ModelSpec, OutputSpec, PatchOrder, Patches,
-    PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope, RopeAxes, RopeScaling,
-    Tiling,
+    AltUp, Attention, Channels, FeedForward, Frames, Gated, ImageRows, ImageSize, Laurel,
+    LayerSpec, LearnedInput, LearnedPlaces, LearnedPositions, Mask, Merge, ModelSpec, OutputSpec,
+    PatchOrder, Patches, PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope,
+    RopeAxes, RopeScaling, Tiling,
 };
 use crate::error::ConfigError;
 
@@ -78,6 +78,13 @@ impl ModelSpec {
             in_range("residual streams", streams, AltUp::MOST_STREAMS)?;
         }
         validate_ropes(&self.ropes)?;
+        let is_gated = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForward::Gated(_));
+        if self.bounded && !self.layers.iter().all(is_gated) {
+            return Err(ConfigError::Needs {
+                field: "products between bounds",
+                needs: "feed-forward blocks with gates, without experts",
+            });
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             let validated = layer.validate(self);
             let validated = validated.and_then(|()| self.validate_shared(index, layer));
@@ -117,17 +124,24 @@ impl ModelSpec {
         let per_side = match patches.size {
             ImageSize::Square { per_side } => per_side,
             // All images are whole squares then.
-            ImageSize::Own { square, .. } => square,
+            ImageSize::Own { square, .. } | ImageSize::Filled { square, .. } => square,
             ImageSize::Tiles(tiling) => self::tiling(&tiling, patches.pixels)?,
         };
         in_range("patches of a side", per_side, Patches::MOST_PER_SIDE)?;
-        if let ImageSize::Own {
-            square,
-            least_pixels,
-            most_pixels,
-            longest_edge,
-        } = patches.size
-        {
+        let own = match patches.size {
+            ImageSize::Own {
+                square,
+                least_pixels,
+                most_pixels,
+                longest_edge,
+            } => Some((square, least_pixels, most_pixels, longest_edge)),
+            ImageSize::Filled {
+                square,
+                most_pixels,
+            } => Some((square, 1, most_pixels, None)),
+            ImageSize::Square { .. } | ImageSize::Tiles(_) => None,
+        };
+        if let Some((square, least_pixels, most_pixels, longest_edge)) = own {
             let square_pixels = square * patches.pixels;
             let patch_pixels = patches.pixels * patches.pixels;
             let most = Patches::MOST * patch_pixels;
@@ -173,8 +187,21 @@ impl ModelSpec {
                 });
             }
         }
-        if let LearnedPlaces::Between { per_side } = patches.places {
-            in_range("learned places of a side", per_side, Patches::MOST_PER_SIDE)?;
+        match patches.places {
+            LearnedPlaces::Between { per_side } => {
+                in_range("learned places of a side", per_side, Patches::MOST_PER_SIDE)?;
+            }
+            LearnedPlaces::Axes { each } => {
+                in_range("learned places of an axis", each, limit::POSITIONS)?;
+                in_range("patches of an image's longer side", patches.longest(), each)?;
+            }
+            LearnedPlaces::None | LearnedPlaces::Each => {}
+        }
+        if patches.channels == Channels::Together && patches.frames == Frames::TwoTogether {
+            return Err(ConfigError::Needs {
+                field: "pixels with their channels together",
+                needs: "a matrix of one frame",
+            });
         }
         if let PatchOrder::Squares { side, windows } = patches.order {
             if side != rows.merged {
@@ -204,7 +231,7 @@ impl ModelSpec {
             in_range("elements of merged patches", joined, limit::FEED_FORWARD)
         };
         match rows.merge {
-            Merge::Mean { norm_epsilon } => {
+            Merge::Mean { norm_epsilon } | Merge::Pooled { norm_epsilon, .. } => {
                 positive("norm_epsilon of an image's rows", f64::from(norm_epsilon))
             }
             Merge::SideBySide => Ok(()),
@@ -415,7 +442,7 @@ impl Rope {
         )?;
         // Each half of a patch's has pairs of its own.
         let least = match self.axes {
-            RopeAxes::Patch | RopeAxes::PatchInTurn => 4,
+            RopeAxes::Patch | RopeAxes::PatchInTurn | RopeAxes::PatchByColumn => 4,
             RopeAxes::One | RopeAxes::Sections(_) | RopeAxes::Interleaved(_) => 2,
         };
         if !self.dimensions.is_multiple_of(least) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::layers::{PATCHES, PROJECTION};
+use crate::layers::{PATCHES, PLACES, PROJECTION};
 use crate::program::TensorName;
 use crate::quantize::recipe::{is_finer, of_smaller_blocks};
 use lacuna_files::DType;
@@ -83,7 +83,7 @@ impl Types {
             // Of rows of four, one for each residual stream.
             (_, "altup_predict_coef" | "altup_correct_coef") => DType::F32,
             // Of encoders of images, as llama.cpp's converter has it.
-            (None, PATCHES | "position_embd") => DType::F32,
+            (None, PATCHES | PLACES) => DType::F32,
             (None, PROJECTION) => DType::F16,
             (Some(layer), "attn_v" | "ffn_down" | "ffn_down_exps" | "ffn_down_shexp") => {
                 self.layer(layer, layers).fine

@@ -8,7 +8,7 @@ use super::Linear;
 use super::fetch::Fetch;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling, heads};
-use crate::layers::{PATCHES, PROJECTION};
+use crate::layers::{PATCHES, PLACES, PROJECTION};
 use crate::program::{
     Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
 };
@@ -206,9 +206,13 @@ pub(crate) fn is_of_images(name: &str) -> bool {
         "multi_modal_projector.",
         "connector.",
         "visual.",
+        "embed_vision.",
     ];
     parts.iter().any(|part| name.starts_with(part))
 }
+
+/// What names begin with of parts that hear, in GGUF files that have them beside those that see.
+const SOUNDS: [&str; 2] = ["a.", "mm.a."];
 
 /// What names have in them of the part that makes one row of an image, which decoders do not read.
 const IMAGE_HEADS: [&str; 2] = ["vision_tower.head.", "vision_tower.vision_model.head."];
@@ -664,6 +668,15 @@ impl<'a> Source<'a> {
             {
                 tensor
             }
+            // What is learned of columns and of rows are two tables.
+            (false, Some(tensor))
+                if name.part == PLACES
+                    && is_tables(tensor.shape(), [rows, columns.unwrap_or(0)]) =>
+            {
+                tensor
+            }
+            // A number alone may be without dimensions.
+            (false, Some(tensor)) if shape == [1] && tensor.shape().is_empty() => tensor,
             // And a vector may have one.
             (false, Some(tensor)) if columns.is_none() && tensor.shape() == [1, rows] => tensor,
             _ => self.tensors.require_shape(&full, &shape)?,
@@ -794,7 +807,10 @@ impl<'a> Source<'a> {
             OutputSpec::Pooled(_) | OutputSpec::Image(_) => true,
         };
         let is_outside = |name: &str| match (&spec.output, self.spelling) {
-            (OutputSpec::Image(_), Spelling::Gguf) => false,
+            // A file for images may have what is for sounds too.
+            (OutputSpec::Image(_), Spelling::Gguf) => {
+                SOUNDS.iter().any(|part| name.starts_with(part))
+            }
             // Of what is outside of the model of language, this is the part that sees.
             (OutputSpec::Image(_), Spelling::HuggingFace) => {
                 !is_of_images(name) || IMAGE_HEADS.iter().any(|head| name.contains(head))
@@ -839,6 +855,11 @@ fn is_convolution(found: &[usize], matrix: &[usize]) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether a tensor of three dimensions has the rows of a matrix in two tables of as many.
+fn is_tables(found: &[usize], [rows, columns]: [usize; 2]) -> bool {
+    matches!(found, [2, each, width] if each.checked_mul(2) == Some(rows) && *width == columns)
 }
 
 /// Rows of `columns` elements as so many rows.

@@ -12,13 +12,20 @@ use crate::support::{Eyes, FORMS, MODELS, Prompt, expected, rows_of_images, seei
 
 const HF: [&str; 2] = FORMS[0];
 
+/// Models whose images are seen as a whole, in all layers and in those with a window.
+const WHOLE: [&str; 2] = ["gemma3", "gemma4-dense"];
+
 /// Prompts of images that are seen as text is.
 #[test]
 fn passes_may_end_within_images_whose_tokens_see_only_what_is_before() {
-    for model in MODELS.into_iter().filter(|model| *model != "gemma3") {
+    for model in MODELS {
+        let mut runner = seeing(model, HF);
+        if WHOLE.contains(&model) {
+            assert!(runner.model.spec().keeps_images_whole());
+            continue;
+        }
         let rows = rows_of_images(model, "hf", 1);
         let prompt = Prompt::of(&expected(model), 1);
-        let mut runner = seeing(model, HF);
         let whole = prompt.logits(&mut runner, &rows, &[]);
         for end in 1..prompt.tokens.len() {
             let found = prompt.logits(&mut runner, &rows, &[end]);
@@ -91,43 +98,47 @@ fn a_sequence_with_images_is_computed_in_a_batch_as_alone() {
 
 #[test]
 fn passes_may_end_anywhere_but_within_an_image_and_rows_do_not_depend_on_them() {
-    let rows = rows_of_images("gemma3", "hf", 1);
-    let prompt = Prompt::of(&expected("gemma3"), 1);
-    let mut runner = seeing("gemma3", HF);
-    let whole = prompt.logits(&mut runner, &rows, &[]);
-    let boundaries = (1..prompt.tokens.len()).filter(|end| {
-        let mut images = prompt.runs.iter().map(|run| &run.positions);
-        images.all(|tokens| *end <= tokens.start || *end >= tokens.end)
-    });
-    for end in boundaries {
-        let found = prompt.logits(&mut runner, &rows, &[end]);
-        assert!(found == whole, "a pass that ends at {end}");
-    }
-    let block_tokens = NonZeroUsize::new(4).expect("not zero");
-    let paged = KvPolicy::Paged { block_tokens };
-    for (policy, threads) in [(paged, 1), (KvPolicy::default(), 3)] {
-        let mut other = seeing_with("gemma3", HF, policy, threads);
-        let found = prompt.logits(&mut other, &rows, &[3]);
-        assert!(found == whole, "{policy:?}, {threads} threads");
+    for model in WHOLE {
+        let rows = rows_of_images(model, "hf", 1);
+        let prompt = Prompt::of(&expected(model), 1);
+        let mut runner = seeing(model, HF);
+        let whole = prompt.logits(&mut runner, &rows, &[]);
+        let boundaries = (1..prompt.tokens.len()).filter(|end| {
+            let mut images = prompt.runs.iter().map(|run| &run.positions);
+            images.all(|tokens| *end <= tokens.start || *end >= tokens.end)
+        });
+        for end in boundaries {
+            let found = prompt.logits(&mut runner, &rows, &[end]);
+            assert!(found == whole, "{model}, a pass that ends at {end}");
+        }
+        let block_tokens = NonZeroUsize::new(4).expect("not zero");
+        let paged = KvPolicy::Paged { block_tokens };
+        for (policy, threads) in [(paged, 1), (KvPolicy::default(), 3)] {
+            let mut other = seeing_with(model, HF, policy, threads);
+            let found = prompt.logits(&mut other, &rows, &[3]);
+            assert!(found == whole, "{model}, {policy:?}, {threads} threads");
+        }
     }
 }
 
 #[test]
 fn an_image_that_was_computed_may_be_gone_on_with_from_the_middle_of_its_tokens() {
-    let expected = expected("gemma3");
-    let rows = rows_of_images("gemma3", "hf", 1);
-    let prompt = Prompt::of(&expected, 0);
-    let mut runner = seeing("gemma3", HF);
-    let whole = prompt.logits(&mut runner, &rows, &[]);
-    let Range { start, end } = prompt.runs[0].positions;
-    let inside = start + 2;
-    let mut sequence = runner.sequence();
-    prompt.pass(&mut runner, &mut sequence, &rows, 0..end);
-    // As a cache does that holds whole groups of tokens.
-    sequence.truncate(inside).expect("rows that are held");
-    let rest = prompt.tokens.len();
-    let found = prompt.pass(&mut runner, &mut sequence, &rows, inside..rest);
-    assert_eq!(found, whole[inside * expected.vocab..]);
+    for model in WHOLE {
+        let expected = expected(model);
+        let rows = rows_of_images(model, "hf", 1);
+        let prompt = Prompt::of(&expected, 0);
+        let mut runner = seeing(model, HF);
+        let whole = prompt.logits(&mut runner, &rows, &[]);
+        let Range { start, end } = prompt.runs[0].positions;
+        let inside = start + 2;
+        let mut sequence = runner.sequence();
+        prompt.pass(&mut runner, &mut sequence, &rows, 0..end);
+        // As a cache does that holds whole groups of tokens.
+        sequence.truncate(inside).expect("rows that are held");
+        let rest = prompt.tokens.len();
+        let found = prompt.pass(&mut runner, &mut sequence, &rows, inside..rest);
+        assert_eq!(found, whole[inside * expected.vocab..], "{model}");
+    }
 }
 
 #[test]

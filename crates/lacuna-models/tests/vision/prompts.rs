@@ -70,3 +70,41 @@ fn images_stand_in_prompts_row_by_row() {
         }
     }
 }
+
+#[test]
+fn images_stand_between_marks_where_templates_write_one_for_each() {
+    for model in ["gemma4", "gemma4-dense"] {
+        let expected = expected(model);
+        for form in FORMS {
+            let model = seeing(model, form).model;
+            let wanted = Prompt::of(&expected, 1);
+            let text = |from: usize, to: usize| wanted.tokens[from..to].to_vec();
+            // What is between the reference's images and their marks, with what is written for what a template has for each.
+            let [begin, end] =
+                ["<|image>", "<image|>"].map(|mark| model.tokenizer().id(mark).expect("it has it"));
+            let prompt = model.spec().images.expect("it takes images").prompt;
+            assert_eq!(prompt.mark, "<|image|>");
+            let written = model.tokenizer().encode(prompt.written, Special::RENDERED);
+            let written = written.expect("short");
+            let (mut tokens, mut behind) = (Vec::new(), 0);
+            for run in &wanted.runs {
+                let before = text(behind, run.positions.start);
+                assert_eq!(before.last(), Some(&begin));
+                assert_eq!(wanted.tokens[run.positions.end], end);
+                tokens.extend_from_slice(&before[..before.len() - 1]);
+                tokens.extend_from_slice(&written);
+                behind = run.positions.end + 1;
+            }
+            tokens.extend(text(behind, wanted.tokens.len()));
+            let images = wanted
+                .runs
+                .iter()
+                .map(|run| ImageTokens::one(stand_ins(run.positions.len()).collect()));
+            let images: Vec<ImageTokens> = images.collect();
+            let places = model.place_images(&mut tokens, &images).expect("places");
+            assert_eq!(tokens, wanted.tokens, "{form:?}");
+            let all = wanted.runs.iter().map(|run| run.positions.clone());
+            assert_eq!(places, all.collect::<Vec<_>>(), "{form:?}");
+        }
+    }
+}

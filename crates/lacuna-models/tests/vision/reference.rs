@@ -72,7 +72,7 @@ struct File {
     size: [usize; 2],
 }
 
-/// Sizes of images within bounds: of pixels, or of the longer side.
+/// Sizes of images within bounds: of pixels, or of the longer side; or as large as their pixels may be.
 #[derive(Deserialize)]
 struct Fitted {
     #[serde(default = "least_pixels")]
@@ -95,18 +95,29 @@ fn most_pixels() -> usize {
 #[test]
 fn images_are_brought_to_the_sizes_that_the_reference_brings_them_to() {
     let files: Files = json("images/expected.json");
-    for (model, list, pixels) in [("qwen3-vl", "own-size", 7), ("mistral3", "longest-edge", 4)] {
+    for (model, list, pixels) in [
+        ("qwen3-vl", "own-size", 7),
+        ("mistral3", "longest-edge", 4),
+        ("gemma4", "filled", 2),
+    ] {
         let own = Eyes::open(model, "hf", 1).encoder.shape().patches;
         let all: Vec<Fitted> = json(&format!("images/{list}.json"));
         for expected in all {
-            let patches = Patches {
-                pixels,
-                size: ImageSize::Own {
+            let size = match own.size {
+                ImageSize::Filled { .. } => ImageSize::Filled {
+                    square: 2,
+                    most_pixels: expected.most_pixels,
+                },
+                _ => ImageSize::Own {
                     square: 2,
                     least_pixels: expected.least_pixels,
                     most_pixels: expected.most_pixels,
                     longest_edge: expected.longest_edge,
                 },
+            };
+            let patches = Patches {
+                pixels,
+                size,
                 ..own
             };
             for (name, wanted) in expected.sizes {

@@ -129,6 +129,12 @@ fn numbers_of_encoders_that_are_out_of_range_are_typed_errors() {
         ("qwen2.5-vl", "n_wa_pattern", true),
         ("qwen2.5-vl", "window_size", true),
         ("qwen2-vl", "embedding_length", false),
+        ("gemma4", "patch_size", false),
+        ("gemma4", "embedding_length", false),
+        ("gemma4", "feed_forward_length", false),
+        ("gemma4", "block_count", false),
+        ("gemma4", "attention.head_count", false),
+        ("gemma4", "projection_dim", false),
         ("mistral3", "patch_size", false),
         ("mistral3", "image_size", true),
         ("mistral3", "embedding_length", false),
@@ -369,4 +375,111 @@ fn folders_with_other_encoders_and_rows_of_other_layers_are_refused() {
         let refused = changed("pixtral", "config.json", path, value.clone()).expect_err(says);
         assert!(refused.contains(says), "{path:?} {value}: {refused}");
     }
+}
+
+#[test]
+fn what_no_encoder_between_bounds_computes_is_refused() {
+    let [config, pixels] = ["config.json", "processor_config.json"];
+    for (model, file, path, value, says) in [
+        (
+            "gemma4",
+            config,
+            &["vision_config", "hidden_activation"][..],
+            json!("relu"),
+            "relu",
+        ),
+        (
+            "gemma4",
+            config,
+            &["vision_config", "model_type"],
+            json!("gemma4_unified_vision"),
+            "gemma4_unified_vision",
+        ),
+        (
+            "gemma4",
+            config,
+            &["vision_config", "num_key_value_heads"],
+            json!(1),
+            "num_key_value_heads",
+        ),
+        (
+            "gemma4",
+            config,
+            &["vision_config", "pooling_kernel_size"],
+            json!(0),
+            "patches of a side",
+        ),
+        (
+            "gemma4",
+            config,
+            &["vision_config", "patch_size"],
+            json!(0),
+            "pixels of a patch",
+        ),
+        (
+            "gemma4",
+            config,
+            &["vision_config", "head_dim"],
+            json!(6),
+            "6",
+        ),
+        // Its places would be those of nothing.
+        (
+            "gemma4",
+            config,
+            &["vision_config", "position_embedding_size"],
+            json!(839),
+            "longer side",
+        ),
+        // What is between bounds in files is not computed without them, and the other way round.
+        (
+            "gemma4",
+            config,
+            &["vision_config", "use_clipped_linears"],
+            json!(false),
+            "input_m",
+        ),
+        (
+            "gemma4-dense",
+            config,
+            &["vision_config", "use_clipped_linears"],
+            json!(true),
+            "input_m",
+        ),
+        (
+            "gemma4-dense",
+            config,
+            &["vision_config", "standardize"],
+            json!(false),
+            "std_",
+        ),
+        (
+            "gemma4",
+            pixels,
+            &["image_processor", "max_soft_tokens"],
+            json!(-1),
+            "max_soft_tokens",
+        ),
+        (
+            "gemma4",
+            pixels,
+            &["image_processor", "max_soft_tokens"],
+            json!(281),
+            "longer side",
+        ),
+        (
+            "gemma4",
+            pixels,
+            &["image_processor", "max_soft_tokens"],
+            json!(u64::MAX),
+            "pixels of an image",
+        ),
+    ] {
+        let refused = changed(model, file, path, value.clone()).expect_err(says);
+        assert!(refused.contains(says), "{path:?} {value}: {refused}");
+    }
+    let path = ["image_processor", "max_soft_tokens"];
+    let rows = changed("gemma4", pixels, &path, json!(70)).expect("fewer tokens");
+    let all = rows_of_images("gemma4", "hf", 1);
+    assert_eq!(rows, all[0]);
 }

@@ -130,7 +130,7 @@ impl Pass<'_, '_> {
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
-        let runs = runs(segments, self.images_whole);
+        let runs = runs(segments, self.image_attention.sees_whole(shape.mask));
         let shared = match shape.mask {
             Mask::Causal if runs.is_empty() => {
                 let shared = self.shared.get_or_insert_with(|| groups(segments, layer));

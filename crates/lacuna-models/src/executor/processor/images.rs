@@ -3,7 +3,7 @@
 use super::{OF_ANOTHER_KIND, OF_PATCHES, Pass, first};
 use crate::executor::image::{ImageBatch, join, merge, unfold};
 use crate::executor::{Batch, Segment};
-use crate::program::{MatrixId, Merging, Op, Slot};
+use crate::program::{MatrixId, Merging, Op, Places, Slot};
 use crate::spec::Patches;
 
 impl Pass<'_, '_> {
@@ -19,11 +19,18 @@ impl Pass<'_, '_> {
             } => self.add_images(hidden, width, part),
             Op::AddPlaces {
                 table,
-                per_side,
+                places,
                 rows,
                 hidden,
                 width,
-            } => self.add_places(table, per_side, [rows, hidden], width),
+            } => match places {
+                Places::Near { per_side } => {
+                    self.add_near_places(table, per_side, [rows, hidden], width);
+                }
+                Places::Axes { each } => {
+                    self.add_places_on_axes(table, each, [rows, hidden], width);
+                }
+            },
             Op::MergePatches {
                 from,
                 to,
@@ -85,7 +92,7 @@ impl Pass<'_, '_> {
 
     /// Adds to each patch's row what is learned of its place, which is between those of a square table: of the four around
     /// it the mean, weighed by how near they are.
-    fn add_places(
+    fn add_near_places(
         &mut self,
         table: MatrixId,
         per_side: usize,
@@ -109,6 +116,25 @@ impl Pass<'_, '_> {
             linear.look_up(&table, self.cpu, rows, &numbers);
             let weights: Vec<f32> = near.map(|(_, weight)| weight).collect();
             self.cpu.add_scaled_rows(hidden, rows, &weights, 1, width);
+        }
+    }
+
+    /// Adds to each patch's row what is learned of its column, and of its row.
+    fn add_places_on_axes(
+        &mut self,
+        table: MatrixId,
+        each: usize,
+        [rows, hidden]: [Slot; 2],
+        width: usize,
+    ) {
+        let elements = self.size.tokens * width;
+        let linear = self.weights.matrix(table);
+        let table = linear.matrix_of(table, self.stream.as_deref());
+        for numbers in self.image().on_axes(each) {
+            let [rows, hidden] = self.scratch.slots([rows, hidden]);
+            let (rows, hidden) = (first::<f32>(rows, elements), first::<f32>(hidden, elements));
+            linear.look_up(&table, self.cpu, rows, &numbers);
+            self.cpu.add(hidden, rows);
         }
     }
 

@@ -27,6 +27,7 @@ use super::{Batch, BatchSize};
 use crate::error::ForwardError;
 use crate::program::{Op, Program, Rows, Slot, Step};
 use crate::scratch::Scratch;
+use crate::spec::ImageAttention;
 use crate::weights::{Stream, Weights};
 
 /// One forward pass under way.
@@ -41,8 +42,8 @@ pub(crate) struct Pass<'a, 'b> {
     /// Which segments begin with rows in the same memory, and how many in the last layer that was looked at; found with
     /// the first layer whose tokens see all rows.
     pub(crate) shared: Option<Vec<SharedRows>>,
-    /// Whether tokens of an image see all of it.
-    pub(crate) images_whole: bool,
+    /// How tokens of an image see one another.
+    pub(crate) image_attention: ImageAttention,
     /// What a head is given of the tokens before those of the batch, `[tokens, hidden]`; of other passes nothing.
     pub(crate) features: &'a [f32],
 }
@@ -141,6 +142,8 @@ impl Pass<'_, '_> {
             | Op::Scan { .. } => self.state_op(op),
             Op::Activate { .. }
             | Op::ScalePart { .. }
+            | Op::Clamp { .. }
+            | Op::Standardize { .. }
             | Op::Multiply { .. }
             | Op::Apply { .. }
             | Op::KeepOutliers { .. }

@@ -36,6 +36,29 @@ impl Pass<'_, '_> {
                     cpu.scale(&mut row[columns.clone()], factor);
                 }
             }
+            Op::Clamp {
+                from,
+                to,
+                bounds,
+                width,
+            } => {
+                let bounds = bounds.map(|bound| self.weights.vector(bound)[0]);
+                if from != to {
+                    let (to, from) = self.pair(to, from, Rows::Tokens, width);
+                    to.copy_from_slice(from);
+                }
+                cpu.clamp(self.values(to, Rows::Tokens, width), bounds);
+            }
+            Op::Standardize {
+                values,
+                shifts,
+                factors,
+                rows,
+                width,
+            } => {
+                let [shifts, factors] = [shifts, factors].map(|it| self.weights.vector(it));
+                cpu.standardize(self.values(values, rows, width), shifts, factors);
+            }
             Op::Multiply { to, by, width } => {
                 let (to, by) = self.pair(to, by, Rows::Tokens, width);
                 cpu.multiply(to, by);

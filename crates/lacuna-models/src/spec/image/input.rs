@@ -1,5 +1,7 @@
 //! How a decoder takes images, and how they stand in its prompts.
 
+use crate::spec::Mask;
+
 /// How rows of images come into a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageInput {
@@ -22,6 +24,20 @@ pub enum ImageAttention {
     Causal,
     /// Those of the same image behind their own too: all of them have to be computed in one pass.
     WholeImage,
+    /// The same in layers whose tokens see a window; in others as those of a text (Gemma 4).
+    WholeImageInWindows,
+}
+
+impl ImageAttention {
+    /// Whether the tokens of an image see those of it behind their own in layers of a mask.
+    #[must_use]
+    pub const fn sees_whole(self, mask: Mask) -> bool {
+        match self {
+            Self::Causal => false,
+            Self::WholeImage => true,
+            Self::WholeImageInWindows => matches!(mask, Mask::Window(_)),
+        }
+    }
 }
 
 /// How images stand in a prompt.

@@ -8,7 +8,7 @@ mod size;
 mod tests;
 
 pub use input::{ImageAttention, ImageInput, ImagePlace, ImagePrompt, TileMarks};
-pub use patches::{Frames, LearnedPlaces, PatchOrder, Patches, Windows};
+pub use patches::{Channels, Frames, LearnedPlaces, PatchOrder, Patches, Windows};
 pub use rows::{ImageRows, Merge, Tap};
 pub use size::{ImageSize, ImageTokenBounds, ImageTooLong, Resampling};
 

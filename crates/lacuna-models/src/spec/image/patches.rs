@@ -14,6 +14,8 @@ pub struct Patches {
     pub resampling: Resampling,
     /// Frames of a patch.
     pub frames: Frames,
+    /// In which order a patch's elements are.
+    pub channels: Channels,
     /// In which order layers have them.
     pub order: PatchOrder,
     /// What is learned of their places, and added to them.
@@ -35,6 +37,15 @@ pub enum Frames {
     TwoTogether,
     /// Two, each with a matrix of its own.
     TwoApart,
+}
+
+/// In which order the elements of a patch are, each row of pixels behind the one above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channels {
+    /// All of the first channel, then those of the next.
+    Apart,
+    /// The three of a pixel, then those of the next.
+    Together,
 }
 
 /// In which order layers have patches.
@@ -72,6 +83,11 @@ pub enum LearnedPlaces {
         /// Places of its side.
         per_side: usize,
     },
+    /// A row for the column of a patch, and one for its row, both of which are added to it.
+    Axes {
+        /// Rows for columns; as many for rows are behind them.
+        each: usize,
+    },
 }
 
 impl Patches {
@@ -84,7 +100,7 @@ impl Patches {
     /// How many times as long as wide an image of a size of its own may be; its processors' bound.
     pub const MOST_ASPECT: usize = 200;
 
-    /// Elements of one: all pixels of a channel, of each frame that is in the same matrix, then those of the next.
+    /// Elements of one: all pixels of all channels, of each frame that is in the same matrix.
     #[must_use]
     pub const fn elements(&self) -> usize {
         3 * self.frames.together() * self.pixels * self.pixels

@@ -36,6 +36,14 @@ pub enum Merge {
         /// Added to the mean square, where they become one.
         reduced: Option<f32>,
     },
+    /// Its patches become their mean, which is made longer by the root of its width, normed by its root mean square without
+    /// weights, and multiplied with a matrix (Gemma 4).
+    Pooled {
+        /// Whether what is longer is standardized: less a learned shift, times a learned factor, both of each element.
+        standardized: bool,
+        /// Added to the mean square.
+        norm_epsilon: f32,
+    },
 }
 
 /// A layer whose rows become a part of an image's.
@@ -85,7 +93,7 @@ impl ImageRows {
                 }
             }
             ImageSize::Square { .. } | ImageSize::Tiles(_) => most.isqrt(),
-            ImageSize::Own { .. } => 1,
+            ImageSize::Own { .. } | ImageSize::Filled { .. } => 1,
         };
         let rows = if rows < most { rows } else { most };
         Grid {
@@ -101,7 +109,9 @@ impl ImageRows {
         match patches.size {
             ImageSize::Square { per_side } => Grid::square(per_side).merged(self.merged).count(),
             ImageSize::Tiles(tiling) => tiling.grid(patches.pixels).merged(self.merged).count(),
-            ImageSize::Own { .. } => patches.most() / (self.merged * self.merged),
+            ImageSize::Own { .. } | ImageSize::Filled { .. } => {
+                patches.most() / (self.merged * self.merged)
+            }
         }
     }
 }

@@ -26,6 +26,13 @@ pub enum ImageSize {
         /// made larger (Pixtral). Without it they become the nearest (Qwen).
         longest_edge: Option<usize>,
     },
+    /// The image's own shape in whole squares of patches, as many of them as may be (Gemma 4).
+    Filled {
+        /// Patches of the side of a square.
+        square: usize,
+        /// Pixels at most.
+        most_pixels: usize,
+    },
     /// That of tiles, each of which is a picture of its own.
     Tiles(Tiling),
 }
@@ -102,18 +109,24 @@ impl Patches {
         bounds: ImageTokenBounds,
         merged: usize,
     ) -> Result<Self, ConfigError> {
-        let ImageSize::Own {
-            square,
-            least_pixels,
-            most_pixels,
-            longest_edge,
-        } = self.size
-        else {
-            return Err(ConfigError::Unsupported {
-                feature: "a number of tokens of images for a model that sees them in one size"
-                    .to_owned(),
-                supported: "for models whose images have sizes of their own it is",
-            });
+        let (square, least_pixels, most_pixels, longest_edge) = match self.size {
+            ImageSize::Own {
+                square,
+                least_pixels,
+                most_pixels,
+                longest_edge,
+            } => (square, least_pixels, most_pixels, longest_edge),
+            ImageSize::Filled {
+                square,
+                most_pixels,
+            } => (square, 1, most_pixels, None),
+            ImageSize::Square { .. } | ImageSize::Tiles(_) => {
+                return Err(ConfigError::Unsupported {
+                    feature: "a number of tokens of images for a model that sees them in one size"
+                        .to_owned(),
+                    supported: "for models whose images have sizes of their own it is",
+                });
+            }
         };
         let token = merged * self.pixels;
         let pixels = |tokens: NonZeroUsize| tokens.get().saturating_mul(token * token);
@@ -134,15 +147,20 @@ impl Patches {
             (Some(most), Some(_)) if own == most_pixels => most.min(own),
             (Some(most), _) => most,
         };
-        Ok(Self {
-            size: ImageSize::Own {
+        let size = match self.size {
+            // All images have as many as may be, whatever they have at least.
+            ImageSize::Filled { .. } => ImageSize::Filled {
+                square,
+                most_pixels,
+            },
+            _ => ImageSize::Own {
                 square,
                 least_pixels: least.unwrap_or(least_pixels).min(most_pixels),
                 most_pixels,
                 longest_edge,
             },
-            ..self
-        })
+        };
+        Ok(Self { size, ..self })
     }
 
     /// Patches of the largest image.
@@ -151,7 +169,22 @@ impl Patches {
         match self.size {
             ImageSize::Square { per_side } => per_side * per_side,
             ImageSize::Tiles(tiling) => tiling.grid(self.pixels).count(),
-            ImageSize::Own { most_pixels, .. } => most_pixels / (self.pixels * self.pixels),
+            ImageSize::Own { most_pixels, .. } | ImageSize::Filled { most_pixels, .. } => {
+                most_pixels / (self.pixels * self.pixels)
+            }
+        }
+    }
+
+    /// Patches of the longer side of any image.
+    #[must_use]
+    pub(crate) const fn longest(&self) -> usize {
+        match self.size {
+            ImageSize::Square { per_side } => per_side,
+            ImageSize::Tiles(tiling) => tiling.grid(self.pixels).longer(),
+            // The other is one square.
+            ImageSize::Own { square, .. } | ImageSize::Filled { square, .. } => {
+                self.most() / square
+            }
         }
     }
 
@@ -185,6 +218,10 @@ impl Patches {
                 }
                 Ok(fit([width, height], unit, bounds))
             }
+            ImageSize::Filled {
+                square,
+                most_pixels,
+            } => Ok(fill([width, height], square * self.pixels, most_pixels)),
         }
     }
 
@@ -193,7 +230,7 @@ impl Patches {
     pub fn tiled(&self, size: [usize; 2]) -> Option<TiledSizes> {
         match self.size {
             ImageSize::Tiles(tiling) => Some(tiling.sizes(size)),
-            ImageSize::Square { .. } | ImageSize::Own { .. } => None,
+            ImageSize::Square { .. } | ImageSize::Own { .. } | ImageSize::Filled { .. } => None,
         }
     }
 
@@ -202,7 +239,9 @@ impl Patches {
     pub const fn most_tiles(&self) -> Grid {
         match self.size {
             ImageSize::Tiles(tiling) => tiling.most(),
-            ImageSize::Square { .. } | ImageSize::Own { .. } => Grid::NONE,
+            ImageSize::Square { .. } | ImageSize::Own { .. } | ImageSize::Filled { .. } => {
+                Grid::NONE
+            }
         }
     }
 
@@ -215,7 +254,7 @@ impl Patches {
                 let whole = tiling.grid(self.pixels);
                 grid.rows == whole.rows && grid.columns == whole.columns
             }
-            ImageSize::Own { square, .. } => {
+            ImageSize::Own { square, .. } | ImageSize::Filled { square, .. } => {
                 let Some(count) = grid.rows.checked_mul(grid.columns) else {
                     return false;
                 };
@@ -266,4 +305,21 @@ fn fit([width, height]: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [
         .min((most / sides[1 - longer]) / unit * unit)
         .max(unit);
     sides
+}
+
+/// Whole multiples of `unit` pixels, as many as `most` pixels have room for in the image's shape, as Gemma 4's processor has
+/// it. A side that would be gone is one.
+fn fill(size: [usize; 2], unit: usize, most: usize) -> [usize; 2] {
+    let [width, height] = size.map(|side| side.max(1));
+    let larger = (most as f64 / (width as f64 * height as f64)).sqrt();
+    let units = [width, height].map(|side| (larger * side as f64 / unit as f64).floor() as usize);
+    let longest = most / (unit * unit);
+    let units = match units {
+        // Of a square of one the reference makes an error, if rounding lets it.
+        [0, 0] => [1, 1],
+        [across, 0] if across > 0 => [(width / height).min(longest), 1],
+        [0, _] => [1, (height / width).min(longest)],
+        both => both,
+    };
+    units.map(|units| units.max(1) * unit)
 }

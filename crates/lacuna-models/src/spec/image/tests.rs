@@ -12,6 +12,7 @@ const QWEN: Patches = Patches {
     },
     resampling: Resampling::Bicubic,
     frames: Frames::One,
+    channels: Channels::Apart,
     order: PatchOrder::Squares {
         side: 2,
         windows: None,
@@ -174,4 +175,54 @@ fn no_image_has_more_patches_than_there_may_be() {
             assert_eq!(size, [grid.columns * 14, grid.rows * 14]);
         }
     }
+}
+
+#[test]
+fn an_image_is_as_large_as_its_tokens_have_room_for() {
+    let filled = |tokens: usize| Patches {
+        pixels: 16,
+        size: ImageSize::Filled {
+            square: 3,
+            most_pixels: tokens * 48 * 48,
+        },
+        order: PatchOrder::Rows,
+        ..QWEN
+    };
+    // As `get_aspect_ratio_preserving_size` of transformers says.
+    for (size, of_280, of_70) in [
+        ([640, 480], [912, 672], [432, 336]),
+        ([960, 672], [960, 672], [480, 336]),
+        ([4032, 3024], [912, 672], [432, 336]),
+        ([8, 8], [768, 768], [384, 384]),
+        ([1, 20_000], [48, 13_440], [48, 3360]),
+        ([20_000, 1], [13_440, 48], [3360, 48]),
+        ([3000, 100], [4368, 144], [2160, 48]),
+        ([2, 1999], [48, 13_440], [48, 3360]),
+    ] {
+        for (tokens, wanted) in [(280, of_280), (70, of_70)] {
+            let patches = filled(tokens);
+            assert_eq!(patches.fit(size), Ok(wanted), "{size:?}, {tokens}");
+            assert!(patches.takes(patches.grid(wanted)), "{size:?}");
+        }
+    }
+    let sides = [0usize, 1, 2, 47, 48, 49, 100, 999, 60_000, 1_000_000];
+    for tokens in [1, 2, 3, 70, 280] {
+        let patches = filled(tokens);
+        assert_eq!(
+            [patches.most(), patches.longest()],
+            [9 * tokens, 3 * tokens]
+        );
+        for size in sides.iter().flat_map(|&width| sides.map(|it| [width, it])) {
+            let fitted = patches.fit(size).expect("of any shape");
+            assert!(patches.takes(patches.grid(fitted)), "{size:?}, {tokens}");
+        }
+    }
+    let within = |least, most| {
+        let [least, most] = [least, most].map(NonZeroUsize::new);
+        filled(280).within(ImageTokenBounds { least, most }, 3)
+    };
+    assert_eq!(within(0, 70).expect("fewer"), filled(70));
+    assert_eq!(within(70, 0).expect("no less"), filled(280));
+    assert_eq!(within(560, 0).expect("more"), filled(560));
+    assert!(within(5, 4).is_err());
 }
