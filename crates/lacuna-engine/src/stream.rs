@@ -205,7 +205,7 @@ impl FinishReason {
     }
 }
 
-/// Tokens of one choice.
+/// What one choice took, in tokens and in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -214,6 +214,11 @@ pub struct Usage {
     pub reused_tokens: usize,
     /// Tokens generated, an end-of-text token left out.
     pub generated_tokens: usize,
+    /// From [`Event::Started`] until the prompt had been computed and the first token was there, or it was
+    /// clear that there is none. What the request waited before is not in it.
+    pub prompt_time: Duration,
+    /// From then on until the choice ended.
+    pub generation_time: Duration,
 }
 
 /// Why a request that had been taken could not be finished.

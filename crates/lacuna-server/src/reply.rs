@@ -3,7 +3,7 @@
 //! [`Reader`] turns events into [`Part`]s: what is thought, said and called. An interface writes them
 //! as they come ([`events::Writer`]), or gathered ([`whole`]).
 
-use std::time::Instant;
+use std::time::Duration;
 
 use lacuna_engine::{Difference, Event, FinishReason, Miss, PromptToken, Request};
 use serde_json::{Value, json};
@@ -60,7 +60,8 @@ pub(crate) enum Ended {
     Stop,
 }
 
-/// Tokens of a reply.
+/// Tokens of a reply, and the longest times that one of its choices took, as the engine tells them: when an event
+/// is read says little of when it came.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Figures {
     pub(crate) prompt_tokens: usize,
@@ -72,6 +73,8 @@ pub(crate) struct Figures {
     pub(crate) generated_tokens: usize,
     /// Those that were generated in thoughts, if the model tells its thoughts from what it says.
     pub(crate) reasoning_tokens: Option<usize>,
+    pub(crate) prompt_time: Duration,
+    pub(crate) generation_time: Duration,
 }
 
 impl Figures {
@@ -103,9 +106,6 @@ pub(crate) struct Reader {
     stops: Vec<String>,
     unfinished: usize,
     pub(crate) figures: Figures,
-    /// When the prompt began to be computed.
-    pub(crate) begun: Option<Instant>,
-    pub(crate) first_token: Option<Instant>,
 }
 
 /// A choice as far as it has come.
@@ -165,8 +165,6 @@ impl Reader {
                 .collect(),
             stops: request.map_or_else(Vec::new, |request| request.limits.stop.clone()),
             figures,
-            begun: None,
-            first_token: None,
         }
     }
 
@@ -175,18 +173,8 @@ impl Reader {
         self.choices.len()
     }
 
-    /// Notes when an event came, which may be some time before it is read.
-    pub(crate) fn note(&mut self, event: &Event) {
-        match event {
-            Event::Started { .. } => self.begun.get_or_insert_with(Instant::now),
-            Event::Token { .. } => self.first_token.get_or_insert_with(Instant::now),
-            _ => return,
-        };
-    }
-
     /// What an event of prompt number `prompt` adds. Choices are checked against the request's number.
     pub(crate) fn read(&mut self, prompt: usize, event: Event) -> Result<Option<Part>, ApiError> {
-        self.note(&event);
         let each = self.choices.len() / self.prompts.len();
         let part = match event {
             Event::Started {
@@ -228,8 +216,11 @@ impl Reader {
                 choice,
                 reason,
                 text,
-                ..
+                usage,
             } => {
+                self.figures.prompt_time = self.figures.prompt_time.max(usage.prompt_time);
+                self.figures.generation_time =
+                    self.figures.generation_time.max(usage.generation_time);
                 let mut part = self.part(prompt, prompt * each + choice);
                 self.add(&mut part, |parts| parts.finish(&text));
                 part.finish = Some(self.finish(part.choice, reason));

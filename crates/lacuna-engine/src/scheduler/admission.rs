@@ -413,8 +413,11 @@ impl Scheduler {
         job.differs_at = difference.as_ref().map(|difference| difference.at);
         self.counters.prompt_tokens += job.prompt_tokens as u64;
         self.counters.reused_tokens += reused_tokens as u64;
-        let waited = self.system.now().duration_since(job.arrived);
-        self.latencies.queue.observe(waited);
+        let now = self.system.now();
+        job.started = Some(now);
+        self.latencies
+            .queue
+            .observe(now.duration_since(job.arrived));
         job.send(Event::Started {
             prompt_tokens: job.prompt_tokens,
             reused_tokens,

@@ -5,9 +5,10 @@ use std::time::Instant;
 use lacuna_kv::KvError;
 use lacuna_kv::prefix::PrefixCache;
 
+use super::job::Choice;
 use super::{End, Job, Running, Scheduler, Session, Taken, Waiting};
 use crate::status::Latencies;
-use crate::stream::{Event, FinishReason, Usage};
+use crate::stream::{Event, Usage};
 use crate::transcript::Outcome;
 
 impl Scheduler {
@@ -53,7 +54,7 @@ impl Scheduler {
                                 counters.generated_tokens += 1;
                                 note_token(latencies, &running.job, session, now);
                             }
-                            session.ended = hand_out(&running.job, session, taken);
+                            session.ended = hand_out(&running.job, session, taken, now);
                         }
                         Err(error) => failure = Some(error),
                     }
@@ -145,6 +146,7 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running, reuse: bool) 
 
 /// Takes note of how long the session's next token took.
 fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session, now: Instant) {
+    session.choice.first_token.get_or_insert(now);
     match session.choice.last_token.replace(now) {
         None => latencies.first_token.observe(now - job.arrived),
         Some(last) => latencies.inter_token.observe(now - last),
@@ -152,7 +154,7 @@ fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session, now: 
 }
 
 /// Gives a token that its session has taken up to the client. Returns whether the choice ends with it.
-fn hand_out(job: &Job, session: &Session, taken: Taken) -> bool {
+fn hand_out(job: &Job, session: &Session, taken: Taken, now: Instant) -> bool {
     let Taken { sampled, outcome } = taken;
     let number = session.choice.number;
     let event = |text| Event::Token {
@@ -172,19 +174,24 @@ fn hand_out(job: &Job, session: &Session, taken: Taken) -> bool {
         }
         Outcome::EndsBefore(text, reason) => (text, reason),
     };
-    job.send(finished(job, session, text, reason));
+    job.send(Event::Finished {
+        choice: number,
+        reason,
+        text,
+        usage: usage(job, &session.choice, now),
+    });
     true
 }
 
-fn finished(job: &Job, session: &Session, text: String, reason: FinishReason) -> Event {
-    Event::Finished {
-        choice: session.choice.number,
-        reason,
-        text,
-        usage: Usage {
-            prompt_tokens: job.prompt_tokens,
-            reused_tokens: job.reused_tokens.unwrap_or(0),
-            generated_tokens: session.choice.generated,
-        },
+/// What a choice that ends now took.
+fn usage(job: &Job, choice: &Choice, now: Instant) -> Usage {
+    let started = job.started.unwrap_or(now);
+    let first_token = choice.first_token.unwrap_or(now);
+    Usage {
+        prompt_tokens: job.prompt_tokens,
+        reused_tokens: job.reused_tokens.unwrap_or(0),
+        generated_tokens: choice.generated,
+        prompt_time: first_token.duration_since(started),
+        generation_time: now.duration_since(first_token),
     }
 }

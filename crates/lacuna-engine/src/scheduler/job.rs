@@ -39,6 +39,8 @@ pub(crate) struct Job {
     pub(crate) priority: i32,
     pub(crate) logprobs: Option<usize>,
     pub(crate) arrived: Instant,
+    /// When it was announced as running; `None` before.
+    pub(crate) started: Option<Instant>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) namespace: Namespace,
     pub(crate) pin_prefix: Option<Duration>,
@@ -58,6 +60,7 @@ pub(crate) struct Choice {
     /// first, so that a request that waits holds its prompt once.
     pub(crate) tokens: Vec<u32>,
     pub(crate) generated: usize,
+    pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
     sampler: Sampler,
     transcript: Transcript,
@@ -212,6 +215,7 @@ impl Waiting {
             id: 0,
             prompt_tokens: request.prompt.len(),
             images: std::mem::take(&mut request.images),
+            started: None,
             reused_tokens: None,
             differs_at: None,
             priority: request.priority,
@@ -361,6 +365,7 @@ impl Choice {
             number,
             tokens: Vec::new(),
             generated: 0,
+            first_token: None,
             last_token: None,
             sampler,
             transcript: match request.constraint {

@@ -1,7 +1,7 @@
 //! A reply as lines of JSON, or as one.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use serde::Serialize;
@@ -23,14 +23,12 @@ pub(super) enum Kind {
     Generate,
 }
 
-/// What is the same in every part of a reply, and when what happened to it.
+/// What is the same in every part of a reply, and when it was asked for.
 #[derive(Debug)]
 pub(super) struct Form {
     model: Arc<str>,
     kind: Kind,
     asked: Instant,
-    begun: Option<Instant>,
-    first_token: Option<Instant>,
 }
 
 /// A reply, or what a part adds to it.
@@ -100,8 +98,6 @@ impl Form {
             model: Arc::clone(&app.model_name),
             kind,
             asked: Instant::now(),
-            begun: None,
-            first_token: None,
         }
     }
 
@@ -116,7 +112,7 @@ impl Form {
 
     /// Waits for the end and sends everything at once.
     pub(super) async fn send(
-        mut self,
+        self,
         app: &App,
         streams: Streams,
         mut reader: Reader,
@@ -134,8 +130,6 @@ impl Form {
         let [choice] = choices.as_slice() else {
             return Err(ApiError::internal("a reply is one choice"));
         };
-        self.begun = reader.begun;
-        self.first_token = reader.first_token;
         let calls = calls(&choice.calls)?;
         let line = Line {
             done: true,
@@ -178,20 +172,16 @@ impl Form {
     }
 
     fn figures(&self, figures: &Figures) -> FiguresText {
-        let now = Instant::now();
-        let begun = self.begun.unwrap_or(now);
-        let first = self.first_token.unwrap_or(now);
-        let nanoseconds = |from: Instant, to: Instant| {
-            u64::try_from(to.duration_since(from).as_nanos()).unwrap_or(u64::MAX)
-        };
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         FiguresText {
-            total_duration: nanoseconds(self.asked, now),
+            total_duration: nanoseconds(self.asked.elapsed()),
             // The model is there already.
             load_duration: 0,
             prompt_eval_count: figures.prompt_tokens,
-            prompt_eval_duration: nanoseconds(begun, first),
+            prompt_eval_duration: nanoseconds(figures.prompt_time),
             eval_count: figures.generated_tokens,
-            eval_duration: nanoseconds(first, now),
+            // Of one token it is none, and clients divide by it.
+            eval_duration: nanoseconds(figures.generation_time).max(1),
         }
     }
 }
@@ -253,8 +243,6 @@ impl Writer for Lines {
     }
 
     fn close(&mut self, reader: &Reader, out: &mut String) -> Result<(), ApiError> {
-        self.form.begun = reader.begun;
-        self.form.first_token = reader.first_token;
         let line = Line {
             done: true,
             done_reason: self.finish.as_ref().map(done_reason),

@@ -61,13 +61,12 @@ struct Events<W> {
 /// with its own status.
 pub(crate) async fn respond<W: Writer>(
     mut streams: Streams,
-    mut reader: Reader,
+    reader: Reader,
     writer: W,
 ) -> Result<Response, ApiError> {
     let mut waiting = VecDeque::new();
     loop {
         let (prompt, event) = streams.recv().await.ok_or_else(broken_off)??;
-        reader.note(&event);
         let begins = matches!(event, Event::Token { .. } | Event::Finished { .. });
         waiting.push_back((prompt, event));
         if begins {

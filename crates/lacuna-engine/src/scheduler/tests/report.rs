@@ -87,7 +87,7 @@ fn times_and_totals_are_those_of_what_has_happened() {
     let (mut scheduler, system) = on_a_fake_system();
     assert!(!scheduler.step(), "there is nothing to compute");
     assert!(scheduler.is_idle() && !scheduler.needs_tending());
-    let stream = enqueue(&mut scheduler, endless(prompt(0, 100), 5));
+    let mut stream = enqueue(&mut scheduler, endless(prompt(0, 100), 5));
     assert_eq!(scheduler.waiting_len(), 1);
     system.pass(Duration::from_secs(2));
     while !scheduler.is_idle() {
@@ -108,7 +108,13 @@ fn times_and_totals_are_those_of_what_has_happened() {
     assert_eq!(seconds(&latencies.inter_token), (4, 4));
     assert_eq!(seconds(&latencies.end_to_end), (1, 8));
     assert!(scheduler.needs_tending(), "the prompt's groups");
-    drop(stream);
+    let usage = std::iter::from_fn(|| stream.try_recv()).find_map(|event| match event {
+        Event::Finished { usage, .. } => Some(usage),
+        _ => None,
+    });
+    let usage = usage.expect("it has ended");
+    assert_eq!(usage.prompt_time.as_secs(), 1, "waiting is no part of it");
+    assert_eq!(usage.generation_time.as_secs(), 4);
 }
 
 #[test]
