@@ -127,7 +127,7 @@ pub struct CpuArgs {
     /// How products with F32, F16 and BF16 weights are computed, and attention (scores of keys in eight and four
     /// bits are integers): f32, alike on all processors; bf16, from numbers rounded to it, of which processors with
     /// AVX-512 BF16 or AMX multiply more at once; or auto, the faster one, which is bf16 on AMD's processors since
-    /// Zen 5
+    /// Zen 5, and with AMX in attention where many query heads share a head of K and V
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = precisions())]
     pub matmul_precision: PrecisionMode,
 }

@@ -29,8 +29,12 @@ impl Engine {
             ("numerics", lacuna_models::NUMERICS_VERSION.to_string()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
-        if self.cpu().precision() != MatmulPrecision::F32 {
-            parts.push(("products", self.cpu().precision().name().to_owned()));
+        let (products, in_tiles) = (self.cpu().precision(), self.cpu().precision_in_tiles());
+        if products != MatmulPrecision::F32 {
+            parts.push(("products", products.name().to_owned()));
+        }
+        if in_tiles != products {
+            parts.push(("products of attention in tiles", in_tiles.name().to_owned()));
         }
         // Rows of images are what it makes of their pixels, by which they are named. It may lie in a file beside the model's.
         if let Some(images) = model.images() {

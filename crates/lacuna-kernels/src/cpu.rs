@@ -81,11 +81,19 @@ impl MatmulPrecision {
     }
 }
 
+fn precision_of(rounded: Option<Bf16Products>) -> MatmulPrecision {
+    match rounded {
+        None => MatmulPrecision::F32,
+        Some(_) => MatmulPrecision::Bf16,
+    }
+}
+
 /// How a [`MatmulPrecision`] is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrecisionMode {
-    /// The one that is faster for many tokens on this processor and no slower for one: bf16 with AVX-512 BF16 of AMD's processors
-    /// since Zen 5, else f32. So results depend on the processor.
+    /// In each operation the one that is faster for many tokens on this processor and no slower for one: bf16 with AVX-512 BF16
+    /// of AMD's processors since Zen 5; with AMX bf16 where so many query heads share a head of K and V that they fill a
+    /// tile ([`Cpu::attention_precision`]); else f32. So results depend on the processor.
     Auto,
     /// This one.
     Fixed(MatmulPrecision),
@@ -128,12 +136,20 @@ impl PrecisionMode {
         }
     }
 
-    /// What it is at a level.
+    /// What it is at a level, for products with matrices.
     fn at(self, level: Level) -> MatmulPrecision {
         match self {
             Self::Fixed(precision) => precision,
             Self::Auto if Bf16Products::are_faster(level) => MatmulPrecision::Bf16,
             Self::Auto => MatmulPrecision::F32,
+        }
+    }
+
+    /// What it is at a level for attention whose queries fill tiles.
+    fn in_tiles(self, level: Level) -> MatmulPrecision {
+        match self {
+            Self::Auto if level == Level::Amx => MatmulPrecision::Bf16,
+            _ => self.at(level),
         }
     }
 }
@@ -236,8 +252,11 @@ impl AsMut<attention::Buffers> for Scratch {
 pub struct Cpu {
     level: Level,
     proof: Proof,
-    /// Whether products with float matrices are those of rounded values.
+    mode: PrecisionMode,
+    /// Whether products with float matrices are those of rounded values ...
     rounded: Option<Bf16Products>,
+    /// ... and those of attention whose queries fill tiles.
+    rounded_in_tiles: Option<Bf16Products>,
     pool: Pool<Scratch>,
 }
 
@@ -250,19 +269,23 @@ impl Cpu {
     pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
         let level = config.chosen_level()?;
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
-        let precision = config.precision.at(level);
-        let rounded = match precision {
-            MatmulPrecision::F32 => None,
-            MatmulPrecision::Bf16 => {
-                Some(Bf16Products::detect(level).ok_or(CpuError::NoBf16(level))?)
-            }
+        let mode = config.precision;
+        let (precision, in_tiles) = (mode.at(level), mode.in_tiles(level));
+        let rounded = |precision| match precision {
+            MatmulPrecision::F32 => Ok(None),
+            MatmulPrecision::Bf16 => Bf16Products::detect(level)
+                .map(Some)
+                .ok_or(CpuError::NoBf16(level)),
         };
+        let (rounded, rounded_in_tiles) = (rounded(precision)?, rounded(in_tiles)?);
         let scratch = || Scratch::new(precision, level);
         let pool = Pool::new(config.threads, scratch).map_err(CpuError::Threads)?;
         Ok(Self {
             level,
             proof,
+            mode,
             rounded,
+            rounded_in_tiles,
             pool,
         })
     }
@@ -277,15 +300,30 @@ impl Cpu {
         CpuConfig {
             threads: self.pool.threads().try_into().unwrap_or(NonZeroUsize::MIN),
             level: Some(self.level),
-            precision: self.precision().into(),
+            precision: self.mode,
         }
     }
 
     /// How products with float matrices are computed.
     pub fn precision(&self) -> MatmulPrecision {
-        match self.rounded {
-            None => MatmulPrecision::F32,
-            Some(_) => MatmulPrecision::Bf16,
+        precision_of(self.rounded)
+    }
+
+    /// How those of attention are: as those with matrices, unless so many query heads share a head of K and V that the processor
+    /// has something faster for them.
+    pub fn attention_precision(&self, shape: &AttentionShape) -> MatmulPrecision {
+        precision_of(self.rounded_attention(shape))
+    }
+
+    /// The same for those whose queries fill tiles.
+    pub fn precision_in_tiles(&self) -> MatmulPrecision {
+        precision_of(self.rounded_in_tiles)
+    }
+
+    fn rounded_attention(&self, shape: &AttentionShape) -> Option<Bf16Products> {
+        match shape.fills_tiles() {
+            true => self.rounded_in_tiles,
+            false => self.rounded,
         }
     }
 
@@ -607,7 +645,7 @@ impl Cpu {
             sequences,
             shape,
             sinks,
-            rounded: self.rounded,
+            rounded: self.rounded_attention(shape),
             threads: self.pool.threads(),
         };
         with_simd!(self.proof, |simd| call.run(&self.pool, simd, out, scratch));

@@ -288,6 +288,30 @@ impl<'a> View<'a> {
         (end - rows.start, bytes)
     }
 
+    /// Whether the heads of some rows are the first elements of those of `other`, in the same memory.
+    ///
+    /// # Panics
+    /// When a row is out of range.
+    pub(crate) fn begins(&self, other: &View<'_>, rows: &Range<usize>) -> bool {
+        let layout = RowLayout {
+            head_dim: self.layout.head_dim,
+            ..other.layout
+        };
+        if self.layout != layout || self.layout.head_dim > other.layout.head_dim {
+            return false;
+        }
+        let mut row = rows.start;
+        while row < rows.end {
+            let [(count, bytes), (other_count, other_bytes)] =
+                [self, other].map(|view| view.span(&(row..rows.end), &(0..1)));
+            if bytes.as_ptr() != other_bytes.as_ptr() {
+                return false;
+            }
+            row += count.min(other_count);
+        }
+        true
+    }
+
     /// The bytes of `count` rows from `row` on, and of all heads, if they are in one run.
     ///
     /// # Panics

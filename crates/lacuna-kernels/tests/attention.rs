@@ -4,6 +4,8 @@ mod support;
 
 use std::num::NonZeroUsize;
 
+use std::ops::Range;
+
 use lacuna_kernels::{
     AttentionShape, Cached, Cpu, DType, ElementType, Level, Mask, MatmulPrecision, RowLayout, Run,
     Sequences, SharedRows, View,
@@ -392,9 +394,16 @@ fn values_that_begin_keys_are_as_good_as_values_of_their_own() {
         value_dim: 64,
         ..shape(6, 2, 96)
     };
-    let (rows, tokens) = (300, 4);
-    for element in ElementType::ALL {
-        let k = Side::random(element, &shape, rows, 1);
+    let rows = 300;
+    let x = Random::new(1).units(rows * 2 * 96);
+    // In an element of a value: it is infinite when it is rounded, or already as it is stored.
+    let mut large = x.clone();
+    large[297 * 2 * 96 + 5] = f32::MAX;
+    for (element, x) in ElementType::ALL
+        .iter()
+        .flat_map(|e| [(*e, &x), (*e, &large)])
+    {
+        let k = Side::of(element, 2, 96, x);
         let (head, part) = (element.bytes(96), element.bytes(64));
         let own: Vec<u8> = k
             .bytes
@@ -407,19 +416,36 @@ fn values_that_begin_keys_are_as_good_as_values_of_their_own() {
             head_dim: 64,
             ..RowLayout::token_major(element, 2, 96)
         };
-        let run = Run {
-            start_row: 0,
-            rows,
-            bytes: &k.bytes,
+        // The same rows in one run and in several, of which the second one's values lie elsewhere.
+        let (cut, elsewhere) = (100, k.bytes.clone());
+        let run = |rows: Range<usize>| Run {
+            start_row: rows.start,
+            rows: rows.len(),
+            bytes: &k.bytes[rows.start * 2 * head..],
         };
-        let begins = View::from_runs(layout, run, &[]).expect("rows that are there");
-        let q = Random::new(3).units(tokens * 6 * 96);
-        for cpu in cpus(1).chain(cpus(2)) {
-            let level = (cpu.level(), cpu.precision());
-            let first = rows - tokens;
-            let expected = attend(&cpu, &q, &k.view(), &own, first, &shape);
-            let found = attend(&cpu, &q, &k.view(), &begins, first, &shape);
-            assert!(found == expected, "{level:?} {element:?}");
+        let rest = [Run {
+            bytes: &elsewhere[cut * 2 * head..],
+            ..run(cut..rows)
+        }];
+        let whole = View::from_runs(layout, run(0..rows), &[]);
+        let apart = View::from_runs(layout, run(0..cut), &rest);
+        for tokens in [1, 4, 20] {
+            let q = Random::new(3).units(tokens * 6 * 96);
+            for cpu in cpus(1).chain(cpus(2)) {
+                let level = (cpu.level(), cpu.precision());
+                let first = rows - tokens;
+                let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let expected = attend(&cpu, &q, &k.view(), &own, first, &shape);
+                // Whoever does not see the row knows nothing of it.
+                let seen = expected.len() - 6 * 64 * tokens.min(3);
+                assert!(expected[..seen].iter().all(|x| x.is_finite()), "{level:?}");
+                let expected = bits(expected);
+                for begins in [&whole, &apart] {
+                    let begins = begins.as_ref().expect("rows that are there");
+                    let found = bits(attend(&cpu, &q, &k.view(), begins, first, &shape));
+                    assert!(found == expected, "{level:?} {element:?} {tokens}");
+                }
+            }
         }
     }
 }

@@ -4,9 +4,9 @@ mod support;
 
 use half::f16;
 use lacuna_kernels::{
-    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, HeadOrder, HeadRows,
-    Level, MatmulPrecision, Matrix, PrecisionMode, RopeStyle, RowLayout, Run, RunMut, Smoothing,
-    View,
+    Activation, Activations, AttentionShape, Cpu, CpuConfig, CpuError, DType, ElementType,
+    HeadOrder, HeadRows, Level, MatmulPrecision, Matrix, PrecisionMode, RopeStyle, RowLayout, Run,
+    RunMut, Smoothing, View,
 };
 use support::{Random, Storage, cpu, cpus, levels, random_matrix, scales};
 
@@ -768,19 +768,49 @@ fn a_processor_that_may_choose_computes_as_one_that_is_told() {
         // Only `vdpbf16ps` may be faster without one token being slower.
         assert!(precision == MatmulPrecision::F32 || level == Level::Avx512Vnni);
         let told = Cpu::new(with(precision.into())).expect("the one it has chosen");
-        assert_eq!(chosen.config(), told.config());
+        assert_eq!(chosen.config(), with(PrecisionMode::Auto));
         assert_eq!(
-            with(PrecisionMode::Auto).bytes_per_thread(),
+            chosen.config().bytes_per_thread(),
             told.config().bytes_per_thread()
         );
         let weights = random_matrix(DType::Bf16, 20, 64, 1.0, 6);
-        let products = [chosen, told].map(|cpu| {
+        let products = [&chosen, &told].map(|cpu| {
             let matrix = Matrix::new(DType::Bf16, 20, 64, &weights).expect("it fits");
             let mut out = vec![0.0; 40 * 20];
             cpu.matmul(&mut out, &cpu.activations(&x, 40, 64, &mut []), &matrix);
             out
         });
         assert_eq!(products[0], products[1], "{level:?}");
+
+        let rows = Random::new(7).units(32 * 2 * 64);
+        let rows: Vec<u8> = rows.iter().flat_map(|x| x.to_le_bytes()).collect();
+        // Two heads of 64 and their sixteen query heads, and one of all of them.
+        for (kv_heads, in_tiles) in [(2, false), (1, true)] {
+            let shape = AttentionShape::causal(16, kv_heads, 64, 0.125);
+            let precision = chosen.attention_precision(&shape);
+            let expected = match in_tiles && level == Level::Amx {
+                true => MatmulPrecision::Bf16,
+                false => chosen.precision(),
+            };
+            assert_eq!(precision, expected, "{level:?}");
+            let told = Cpu::new(with(precision.into())).expect("the one it has chosen");
+            let k = View::flat(ElementType::F32, kv_heads, 64, &rows);
+            let results = [&chosen, &told].map(|cpu| {
+                let mut out = vec![0.0; 2 * 16 * 64];
+                let mut scratch = vec![0.0; Cpu::attention_scratch_len(2, 32, &shape)];
+                cpu.attention(
+                    &mut out,
+                    &x[..2 * 16 * 64],
+                    &k,
+                    &k,
+                    30,
+                    &shape,
+                    &mut scratch,
+                );
+                out
+            });
+            assert_eq!(results[0], results[1], "{level:?}");
+        }
     }
     assert_eq!(PrecisionMode::Auto.or_f32(), PrecisionMode::default());
 }

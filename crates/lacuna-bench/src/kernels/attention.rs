@@ -49,7 +49,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let work = Work {
         bytes: sides * side,
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),
-        arithmetic: match cpu.precision() {
+        arithmetic: match cpu.attention_precision(&shape) {
             // Scores of keys in integers are products of bytes, and what they weigh is in f32.
             MatmulPrecision::Bf16 if !element.is_in_units() => Limit::Bf16,
             _ => Limit::F32,

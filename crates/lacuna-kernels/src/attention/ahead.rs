@@ -39,6 +39,17 @@ impl<'a> Ahead<'a> {
         }
     }
 
+    /// Nothing.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn nothing(view: &'a View<'a>) -> Self {
+        Self {
+            view,
+            rows: 0..0,
+            heads: 0..0,
+            rest: &[],
+        }
+    }
+
     /// Prefetches up to `N` lines.
     #[inline(always)]
     pub(super) fn fetch<S: Simd, const N: usize>(&mut self, s: S) {

@@ -9,10 +9,11 @@ use std::ops::Range;
 use half::bf16;
 
 use super::PARTITION;
+use super::ahead::Ahead;
 use super::elements::{Pair, with_element};
 use super::rows::{Head, stored};
 use crate::simd::amx::ROWS;
-use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd};
+use crate::simd::{Bf16Products, Chunk, Kernel, LANES, Simd, each};
 
 /// Rows of values that are multiplied at once.
 pub(super) const BLOCK_ROWS: usize = 2 * ROWS;
@@ -91,6 +92,79 @@ impl<S: Simd> Pairs<S> {
         let [first, second] = self.checks;
         self.simd.sum(self.simd.add(first, second)) != 0.0
     }
+}
+
+/// Copies rows that are keys and, but for their last elements, values, as they are multiplied in both: once read, what
+/// [`CopyKeys`](super::rows::CopyKeys) and [`CopyTiles`](super::columns::CopyTiles) make of them. Says whether there are
+/// outliers among values, which are left in.
+pub(super) struct CopyBoth<'a, 'b> {
+    pub(super) proof: Bf16Products,
+    pub(super) keys: &'a Head<'a>,
+    /// Vectors of a key, all of which are whole, ...
+    pub(super) steps: usize,
+    /// ... and two for each that is of a value too.
+    pub(super) chunks: usize,
+    /// `[PARTITION, steps]`.
+    pub(super) key_rows: &'a mut [[f32; LANES]],
+    /// `[PARTITION / 2, chunks]`.
+    pub(super) value_pairs: &'a mut [[f32; LANES]],
+    pub(super) ahead: &'a mut Ahead<'b>,
+}
+
+impl Kernel for CopyBoth<'_, '_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> bool {
+        with_element!(self.keys.view.layout().element, |E| self.copy::<S, E>(s))
+    }
+}
+
+impl CopyBoth<'_, '_> {
+    #[inline(always)]
+    fn copy<S: Simd, E: Pair>(self, s: S) -> bool {
+        let Self { steps, chunks, .. } = self;
+        let heads = self.keys.bytes::<PARTITION>();
+        let zero = s.splat(0.0);
+        let mut checks = [zero; 2];
+        for place in places(self.keys) {
+            let heads = [heads[2 * place], heads[2 * place + 1]];
+            let rows = heads.map(|head| E::split(head).0.get(..steps));
+            let keys = &mut self.key_rows[2 * place * steps..2 * (place + 1) * steps];
+            let (first, second) = keys.split_at_mut(steps);
+            let values = &mut self.value_pairs[place * chunks..(place + 1) * chunks];
+            let mut values = values.as_chunks_mut::<2>().0.iter_mut();
+            for step in 0..steps {
+                self.ahead.fetch::<S, 2>(s);
+                // Rows that are not needed count as zeros.
+                let pairs: [_; 2] = each!(zero, |at| match rows[at] {
+                    Some(row) => s.round_pairs(self.proof, E::load(s, &row[step])),
+                    None => zero,
+                });
+                s.store(pairs[0], &mut first[step]);
+                s.store(pairs[1], &mut second[step]);
+                let Some(values) = values.next() else {
+                    continue;
+                };
+                let both = s.rows_of_pairs(self.proof, pairs);
+                for half in 0..2 {
+                    s.store(both[half], &mut values[half]);
+                    // The upper bf16 of a lane is an f32 that ends in the lower one. What is not finite is not a number when
+                    // it is multiplied by nothing.
+                    let lower = s.bits_to_f32(s.u_shl(s.to_bits(pairs[half]), 16));
+                    checks[half] = s.fma(pairs[half], zero, checks[half]);
+                    checks[half] = s.fma(lower, zero, checks[half]);
+                }
+            }
+        }
+        s.sum(s.add(checks[0], checks[1])) != 0.0
+    }
+}
+
+/// The places of pairs of rows in all blocks of which some row is needed.
+pub(super) fn places(head: &Head<'_>) -> Range<usize> {
+    let [start, end] = [head.rows.start, head.rows.end].map(|row| row - head.start);
+    start / BLOCK_ROWS * ROWS..end.div_ceil(BLOCK_ROWS) * ROWS
 }
 
 /// Whether an element is none that weights can be nothing for: it is not finite, or is not when it is rounded.

@@ -735,6 +735,26 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn rows_of_pairs(self, _: Bf16Products, rows: [__m512; 2]) -> [__m512; 2] {
+        /// Word `i` of one beside word `i` of the other: those of the lower halves, and of the upper.
+        const BESIDE: [[u16; 32]; 2] = {
+            let mut words = [[0; 32]; 2];
+            let mut i = 0;
+            while i < 64 {
+                words[i / 32][i % 32] = (i / 2 + 32 * (i % 2)) as u16;
+                i += 1;
+            }
+            words
+        };
+        let [first, second] = rows.map(|row| self.to_bits(row));
+        // SAFETY: 1, 2.
+        BESIDE.map(|beside| unsafe {
+            let beside = _mm512_loadu_si512(beside.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, beside, second))
+        })
+    }
+
+    #[inline(always)]
     fn multiply_pairs(self, _: Bf16Products, a: __m512, b: __m512, sum: __m512) -> __m512 {
         // SAFETY: 1, 4.
         unsafe { multiply_pairs(a, b, sum) }

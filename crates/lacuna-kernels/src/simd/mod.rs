@@ -517,6 +517,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
         self.round_pairs(proof, [self.load(&pairs[0]), self.load(&pairs[1])])
     }
+    /// Of two rows of [rounded pairs](Simd::round_pairs), what [`Simd::round_rows`] makes of their first sixteen elements,
+    /// and of their last.
+    #[inline(always)]
+    fn rows_of_pairs(self, _: Bf16Products, rows: [Self::F; 2]) -> [Self::F; 2] {
+        let [first, second] = rows.map(|row| lanes(self, self.to_bits(row)));
+        each!(self.splat(0.0), |half| {
+            let pairs = each!(0, |i| {
+                let lane = LANES / 2 * half + i / 2;
+                match i % 2 {
+                    0 => first[lane] & 0xFFFF | second[lane] << 16,
+                    _ => first[lane] >> 16 | second[lane] & 0xFFFF_0000,
+                }
+            });
+            self.bits_to_f32(self.u_load(&pairs))
+        })
+    }
     /// Adds to each lane the products of two pairs of bf16. What is subnormal may count as zero.
     #[inline(always)]
     fn multiply_pairs(self, _: Bf16Products, a: Self::F, b: Self::F, sum: Self::F) -> Self::F {

@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::super::PARTITION;
 use super::super::ahead::Ahead;
 use super::super::elements::with_element;
-use super::super::pairs::{BLOCK_ROWS, BLOCKS, Pairs, WithoutOutliers};
+use super::super::pairs::{BLOCK_ROWS, BLOCKS, Pairs, WithoutOutliers, places};
 use super::super::rows::Head;
 use super::{Keys, Scored, Scores, chunk};
 use crate::simd::amx::{ROWS, Side, Sums, Tiles};
@@ -75,9 +75,7 @@ impl Kernel for CopyTiles<'_> {
     fn run<S: Simd>(self, s: S) -> bool {
         let Self { values, .. } = self;
         let heads = values.bytes::<PARTITION>();
-        let start = values.rows.start - values.start;
-        let end = values.rows.end - values.start;
-        let places = start / BLOCK_ROWS * ROWS..end.div_ceil(BLOCK_ROWS) * ROWS;
+        let places = places(values);
         let out = &mut self.out[places.start * self.chunks..places.end * self.chunks];
         let heads = &heads[2 * places.start..2 * places.end];
         with_element!(values.view.layout().element, |E| {

@@ -45,6 +45,8 @@ fn is_many(simd: impl Simd, attention: &Attention<'_>, task: &Task) -> bool {
     let (shape, queries) = (attention.shape, task.tokens * attention.part);
     let rounded = attention.rounded.is_some();
     let least = match attention.is_in_tiles(simd) {
+        #[cfg(target_arch = "x86_64")]
+        true if attention.is_copied_once(&rows_at(attention.k)) => 1,
         // More than a tile has.
         true => LANES + 1,
         false => many(queries, rounded),
@@ -55,6 +57,13 @@ fn is_many(simd: impl Simd, attention: &Attention<'_>, task: &Task) -> bool {
         // What is read as stored is whole pairs of chunks; of a copy the last chunk may be alone.
         || !shape.head_dim.is_multiple_of(2 * LANES)
         || !shape.value_dim.is_multiple_of(2 * LANES)
+}
+
+/// A row, if there is one: what is so of it is so of others as a rule.
+#[cfg(target_arch = "x86_64")]
+fn rows_at(view: &View<'_>) -> Range<usize> {
+    let rows = view.rows();
+    rows.start..rows.end.min(rows.start + 1)
 }
 
 /// What one worker needs to go through a partition.

@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::super::ahead::Ahead;
 use super::super::arithmetic::InBf16;
 use super::super::columns::{CopyTiles, PackTiles, QueryTile, Scores, packed_len};
 use super::super::elements::with_element;
-use super::super::pairs::AddOutliers;
+use super::super::pairs::{AddOutliers, CopyBoth};
 use super::super::rows::Head;
 use super::super::stored::StoredRows;
 use super::super::tiles::{TileScores, TileValues, WEIGHT_LINES};
@@ -65,24 +66,44 @@ impl Partition<'_, '_> {
         for part in self.loaded.parts() {
             let loaded = &mut *self.loaded;
             loaded.pack(s, part, |loaded| loaded.pack_tiles(s, tiles, part, 0));
-            self.copy_keys(s, InBf16(tiles.proof), part, rows);
-            let [keys_ahead, values_ahead] =
-                &mut [Side::Keys, Side::Values].map(|side| self.behind(side, part));
+            let is_copied_once = attention.is_copied_once(rows);
+            let keys_ahead = &mut self.behind(Side::Keys, part);
+            let values_ahead = &mut match is_copied_once {
+                true => Ahead::nothing(attention.v),
+                false => self.behind(Side::Values, part),
+            };
+            let steps = steps::<InBf16>(shape.head_dim);
+            let chunks = shape.value_chunks();
             let tiles_of_queries = self.tiles::<S>();
-            let values = Head {
-                view: attention.v,
+            let head = |view| Head {
+                view,
                 head: attention.kv_head(part),
                 start,
                 rows: rows.clone(),
             };
+            let values = head(attention.v);
+            if !is_copied_once {
+                self.copy_keys(s, InBf16(tiles.proof), part, rows);
+            }
             let buffers = &mut *self.loaded.buffers;
             let columns = &mut buffers.columns;
-            let have_outliers = s.vectorize(CopyTiles {
-                proof: tiles.proof,
-                values: &values,
-                chunks: shape.value_chunks(),
-                out: columns.values.rows_mut(),
-            });
+            let may_have_outliers = !is_copied_once
+                || s.vectorize(CopyBoth {
+                    proof: tiles.proof,
+                    keys: &head(attention.k),
+                    steps,
+                    chunks,
+                    key_rows: columns.scoring.keys.rows_mut(),
+                    value_pairs: columns.values.rows_mut(),
+                    ahead: keys_ahead,
+                });
+            let have_outliers = may_have_outliers
+                && s.vectorize(CopyTiles {
+                    proof: tiles.proof,
+                    values: &values,
+                    chunks,
+                    out: columns.values.rows_mut(),
+                });
             let states = &mut self.states[(part - task.first_part) * count * per_query..];
             for (tile, seen) in tiles_of_queries {
                 let (first, vectors) = (tile.start, tile.len().div_ceil(LANES));
@@ -100,7 +121,7 @@ impl Partition<'_, '_> {
                         ahead: keys_ahead,
                     },
                     values: columns.values.rows(),
-                    chunks: shape.value_chunks(),
+                    chunks,
                     weights: &mut columns.weights,
                     sums: &mut columns.sums,
                     ahead: values_ahead,
