@@ -5,6 +5,14 @@ use std::thread::available_parallelism;
 
 use serde::Serialize;
 
+/// How products of floats are computed, and those of attention whose queries fill tiles.
+pub(super) fn floats(products: &str, in_tiles: &str) -> String {
+    match products == in_tiles {
+        true => products.to_owned(),
+        false => format!("{products} (attention of many heads to one: {in_tiles})"),
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     /// The processor's name, or its architecture where the system does not tell.

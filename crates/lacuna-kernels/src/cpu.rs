@@ -327,9 +327,9 @@ impl Cpu {
         }
     }
 
-    /// The proof that products with float matrices are those of rounded values, if they are.
+    /// The proof that some products are those of rounded values, if they are.
     pub(crate) fn rounded(&self) -> Option<Bf16Products> {
-        self.rounded
+        self.rounded.or(self.rounded_in_tiles)
     }
 
     /// Threads that share each operation, the calling one included.

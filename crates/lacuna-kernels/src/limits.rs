@@ -63,7 +63,7 @@ impl Cpu {
     /// Products of bf16 per second, summed in f32, of all threads together, where float matrices are multiplied so
     /// ([`MatmulPrecision::Bf16`](crate::MatmulPrecision::Bf16)).
     ///
-    /// At a level with AMX they are those of its tiles, which attention does not use.
+    /// At a level with AMX they are those of its tiles.
     pub fn measure_bf16_products(&self) -> Option<f64> {
         let proof = self.rounded()?;
         #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,6 @@
 mod support;
 
 use std::num::NonZeroUsize;
-
 use std::ops::Range;
 
 use lacuna_kernels::{

@@ -62,6 +62,8 @@ struct Report {
     threads: usize,
     level: &'static str,
     matmul_precision: &'static str,
+    /// Of attention whose queries fill tiles.
+    precision_in_tiles: &'static str,
     limits: Limits,
     kernels: Vec<Row>,
 }
@@ -118,6 +120,7 @@ fn measure(cpu: &Cpu, cases: &[Case], extent: Extent) -> Result<Report> {
         threads: cpu.threads(),
         level: cpu.level().name(),
         matmul_precision: cpu.precision().name(),
+        precision_in_tiles: cpu.precision_in_tiles().name(),
         limits: bench.limits(),
         kernels,
     })

@@ -3,13 +3,16 @@
 use std::io::{self, Write};
 
 use super::{Limit, Report, Row};
+use crate::machine::floats;
 
 pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", report.machine.line())?;
     writeln!(
         out,
         "{} threads, {}, floats in {}",
-        report.threads, report.level, report.matmul_precision
+        report.threads,
+        report.level,
+        floats(report.matmul_precision, report.precision_in_tiles)
     )?;
     let limits = &report.limits;
     for (name, rate, unit) in [

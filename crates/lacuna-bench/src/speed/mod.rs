@@ -32,6 +32,8 @@ struct Report {
     threads: usize,
     level: &'static str,
     matmul_precision: &'static str,
+    /// Of attention whose queries fill tiles.
+    precision_in_tiles: &'static str,
     kv_policy: String,
     weight_bytes: u64,
     /// Bytes of weights that a pass reads from their files.
@@ -218,6 +220,7 @@ fn measure(args: &BenchSpeedArgs, config: &EngineConfig, model: &Arc<Model>) -> 
         threads: bench.cpu().threads(),
         level: bench.cpu().level().name(),
         matmul_precision: bench.cpu().precision().name(),
+        precision_in_tiles: bench.cpu().precision_in_tiles().name(),
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
         streamed_bytes: streamed_bytes(model),

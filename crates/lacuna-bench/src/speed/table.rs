@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use lacuna_models::plan::{ExpertSlots, NeuronSlots};
 
 use super::Report;
+use crate::machine::floats;
 
 pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", report.machine.line())?;
@@ -15,7 +16,7 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         report.weight_bytes as f64 / 1e9,
         report.threads,
         report.level,
-        report.matmul_precision,
+        floats(report.matmul_precision, report.precision_in_tiles),
         report.kv_policy
     )?;
     if let Some(device) = &report.device {
