@@ -30,6 +30,16 @@ pub enum ImageError {
     /// An image of a shape that is not taken.
     #[error(transparent)]
     Shape(#[from] ImageTooLong),
+    /// One of several images that is no image that can be had, or of such a shape.
+    #[error("image {number} of {count}: {error}")]
+    One {
+        /// Which it is, from one on.
+        number: usize,
+        /// How many there are.
+        count: usize,
+        /// What is wrong with it.
+        error: Box<Self>,
+    },
     /// More images than may be sent at once.
     #[error("{given} images are given; at most {limit} are taken at once")]
     TooMany {
@@ -64,6 +74,21 @@ pub enum ImageError {
     /// Processors that are not there.
     #[error("an image cannot be encoded: {0}")]
     Cpu(String),
+}
+
+impl ImageError {
+    /// The same about the image at `index`, where there are several and it is about one.
+    #[must_use]
+    pub fn of_one(self, index: usize, count: usize) -> Self {
+        match self {
+            Self::File(_) | Self::Shape(_) if count > 1 => Self::One {
+                number: index + 1,
+                count,
+                error: Box::new(self),
+            },
+            other => other,
+        }
+    }
 }
 
 /// What an image of some size comes to for an encoder.
@@ -270,7 +295,10 @@ impl Eyes {
             });
         }
         self.check_places(tokens, files)?;
-        let seen = files.iter().map(|file| self.see(encoder, file.as_ref()));
+        let seen = files.iter().enumerate().map(|(index, file)| {
+            let seen = self.see(encoder, file.as_ref());
+            seen.map_err(|error| error.of_one(index, files.len()))
+        });
         let seen = seen.collect::<Result<Vec<_>, _>>()?;
         let (images, rows): (Vec<_>, Vec<_>) = seen
             .into_iter()
@@ -297,8 +325,11 @@ impl Eyes {
         self.model.place_images(&mut places, &one)?;
         // A mark may be replaced. What is between pictures depends on how an image is turned, which its header does not say.
         let mut prompt = tokens.len().saturating_sub(files.len());
-        for file in files {
-            let pictures = self.stand_ins(file.as_ref())?.pictures;
+        for (index, file) in files.iter().enumerate() {
+            let stand_ins = self.stand_ins(file.as_ref());
+            let pictures = stand_ins
+                .map_err(|error| error.of_one(index, files.len()))?
+                .pictures;
             prompt += pictures.iter().map(Vec::len).sum::<usize>();
         }
         let context = self.context_tokens;

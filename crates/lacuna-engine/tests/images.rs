@@ -341,6 +341,12 @@ fn refused(fixture: Fixture) {
         Err(ImageError::Prompt(_))
     ));
     let broken = fixture.image(0)[..200].to_vec();
+    let two = [marks.clone(), marks.clone()].concat();
+    let first = show(&two, &[broken.clone(), fixture.image(0)]);
+    assert!(
+        matches!(&first, Err(ImageError::One { number: 1, count: 2, error }) if matches!(**error, ImageError::File(_))),
+        "{first:?}"
+    );
     assert!(matches!(show(&marks, &[broken]), Err(ImageError::File(_))));
     let many = vec![fixture.image(0); Eyes::MOST_IMAGES + 1];
     assert!(matches!(

@@ -292,6 +292,7 @@ impl<'a> View<'a> {
     ///
     /// # Panics
     /// When a row is out of range.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn begins(&self, other: &View<'_>, rows: &Range<usize>) -> bool {
         let layout = RowLayout {
             head_dim: self.layout.head_dim,

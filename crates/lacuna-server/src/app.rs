@@ -448,9 +448,12 @@ impl App {
         tokens: &mut Vec<u32>,
         images: &[Image],
     ) -> Result<(), ApiError> {
-        let places = images.iter().map(|image| match image {
-            Image::File(file) => self.eyes.stand_ins(file),
-            Image::Address { .. } => self.eyes.most_stand_ins(),
+        let places = images.iter().enumerate().map(|(index, image)| {
+            let places = match image {
+                Image::File(file) => self.eyes.stand_ins(file),
+                Image::Address { .. } => self.eyes.most_stand_ins(),
+            };
+            places.map_err(|error| error.of_one(index, images.len()))
         });
         let places = places.collect::<Result<Vec<_>, ImageError>>()?;
         self.model().place_images(tokens, &places)?;

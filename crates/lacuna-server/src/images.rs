@@ -133,9 +133,10 @@ impl From<ImageError> for ApiError {
                 "messages",
                 "the model of this server reads text alone; leave the images out",
             ),
-            ImageError::File(_) | ImageError::Shape(_) | ImageError::TooMany { .. } => {
-                Self::field("messages", error.to_string())
-            }
+            ImageError::File(_)
+            | ImageError::Shape(_)
+            | ImageError::One { .. }
+            | ImageError::TooMany { .. } => Self::field("messages", error.to_string()),
             ImageError::TooManyTokens { .. } => {
                 Self::field("messages", error.to_string()).with_code("context_length_exceeded")
             }

@@ -519,6 +519,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
     /// Of two rows of [rounded pairs](Simd::round_pairs), what [`Simd::round_rows`] makes of their first sixteen elements,
     /// and of their last.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn rows_of_pairs(self, _: Bf16Products, rows: [Self::F; 2]) -> [Self::F; 2] {
         let [first, second] = rows.map(|row| lanes(self, self.to_bits(row)));

@@ -131,9 +131,14 @@ fn pairs(
     before: usize,
     limits: &EncodeLimits,
 ) -> Result<Vec<Pair>, ApiError> {
+    let pair =
+        |document: &str| (app.encoder).pair(&request.query, document, request.excess(), limits);
     let pair = |(index, document): (usize, &Document)| {
-        let pair = (app.encoder).pair(&request.query, document.text(), request.excess(), limits);
-        pair.map_err(|error| refused(error).of(&place_in("documents", index)))
+        pair(document.text()).map_err(|error| match pair("") {
+            // What has no room even for nothing is too long by itself.
+            Err(_) => refused(error).of("query"),
+            Ok(_) => refused(error).of(&place_in("documents", index)),
+        })
     };
     (before..).zip(documents).map(pair).collect()
 }

@@ -324,17 +324,11 @@ impl Options {
             );
             return Err(ApiError::field(field, message));
         }
-        if self.num_predict == Some(0) {
-            let field = "options.num_predict";
-            let message = format!(
-                "`{field}` must be at least 1, or below 0 for as many tokens as there is room for"
-            );
-            return Err(ApiError::field(field, message));
-        }
         Parameters {
             session: self.session,
-            // Below zero: until the model ends or the context is full.
-            max_tokens: self.num_predict.and_then(|most| usize::try_from(most).ok()),
+            // Zero and below: until the model ends or the context is full.
+            max_tokens: (self.num_predict.filter(|most| *most > 0))
+                .and_then(|most| usize::try_from(most).ok()),
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,

@@ -587,7 +587,7 @@ fn what_cannot_be_scored_is_refused_by_its_place() {
         ),
         (
             json!({"query": long, "documents": ["a"], "truncate": true}),
-            json!("documents[0]"),
+            json!("query"),
         ),
         (
             json!({"query": "a", "documents": [7]}),

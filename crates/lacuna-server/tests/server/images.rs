@@ -459,6 +459,13 @@ fn what_is_no_image_is_refused_by_name() {
             "no PNG, JPEG, WebP or GIF",
         ),
         (openai(&data_url(0)[..22 + 280]), "damaged"),
+        (
+            (
+                CHAT,
+                chat(&[data_url(0), data_url(0)[..22 + 280].to_owned()]),
+            ),
+            "image 2 of 2",
+        ),
         ((CHAT, chat(&vec![data_url(0); 65])), "at most 64"),
         ((MESSAGES, messages(&url)), "fetches no addresses"),
         (
