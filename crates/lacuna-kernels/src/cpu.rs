@@ -148,7 +148,10 @@ impl PrecisionMode {
     /// What it is at a level for attention whose queries fill tiles.
     fn in_tiles(self, level: Level) -> MatmulPrecision {
         match self {
-            Self::Auto if level == Level::Amx => MatmulPrecision::Bf16,
+            // Where a hypervisor hides what numbers are rounded with, nothing is.
+            Self::Auto if level == Level::Amx && Bf16Products::detect(level).is_some() => {
+                MatmulPrecision::Bf16
+            }
             _ => self.at(level),
         }
     }
